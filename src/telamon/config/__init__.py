@@ -1,0 +1,1 @@
+"""The typed run config: schema, loading, help."""

@@ -1,0 +1,284 @@
+"""What a run is: every setting, its unit and its default, in one tree of frozen pydantic models.
+
+The `model` section is open: each family in `telamon.models` declares its own sizes as a subclass of
+:class:`ModelConfig` and registers it with :func:`register_family`; a user's module does the same.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+AXES = ("data", "fsdp", "stage", "expert", "context", "tensor")
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """A part of the config: frozen, closed (an unknown key is an error), every default checked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    """Sizes that every family has. A family's own sizes live beside its blocks in `telamon.models`."""
+
+    family: str = Field("llama", description="Family of the model: a file of `telamon.models`, or one registered by --import.")
+    preset: str | None = Field(None, description="Model preset whose sizes are the defaults (see `telamon models list`).")
+    vocab_size: Positive = Field(4096, description="Rows of the embedding table, in tokens; at least the tokenizer's size.")
+    d_model: Positive = Field(256, description="Width D of the residual stream, in features.")
+    n_layers: Positive = Field(6, description="Number of blocks L.")
+    tie_embeddings: bool = Field(True, description="Use the embedding table as the output head.")
+
+
+class AxisSizes(Section):
+    """Sizes of the six mesh axes, in devices."""
+
+    data: int = Field(1, description="Replicas that split the batch and hold whole weights, in devices.")
+    fsdp: int = Field(1, description="Devices that split the batch and the weights.")
+    stage: int = Field(1, description="Pipeline stages, in devices.")
+    expert: int = Field(1, description="Devices that split the experts of a mixture.")
+    context: int = Field(1, description="Devices that split the sequence.")
+    tensor: int = Field(1, description="Devices that split heads and hidden features.")
+
+
+class MeshConfig(AxisSizes):
+    """How devices are arranged: a size per axis, -1 on one axis takes the devices that are left."""
+
+    fsdp: int = Field(-1, description="Devices that split the batch and the weights; -1 takes all that are left.")
+    cross_slice: AxisSizes = Field(
+        default_factory=AxisSizes, description="How often each axis is repeated across slices (slow network), in slices."
+    )
+    replicated_limit: Fraction = Field(
+        0.02, description="Largest share of the parameters that may stay unsharded on a mesh that shards weights."
+    )
+
+    @model_validator(mode="after")
+    def _one_free_axis(self) -> Self:
+        sizes = {axis: getattr(self, axis) for axis in AXES}
+        wrong = {axis: size for axis, size in sizes.items() if size == 0 or size < -1}
+        if wrong:
+            raise ValueError(f"mesh sizes are at least 1, or -1 to fill up; got {wrong}")
+        free = [axis for axis, size in sizes.items() if size == -1]
+        if len(free) > 1:
+            raise ValueError(f"only one mesh axis may be -1; got {', '.join(free)}")
+        return self
+
+
+class SourceConfig(Section):
+    """One source of documents."""
+
+    kind: Literal["stdlib", "text", "jsonl", "parquet", "synthetic"] = Field(
+        "stdlib",
+        description="stdlib: the running Python's own library; text: one document a file; jsonl, parquet: one a row; synthetic: seeded random tokens.",
+    )
+    path: str | None = Field(None, description="A file, a folder, a glob, or an fsspec URL; not for stdlib and synthetic.")
+    field: str = Field("text", description="Name of the text field of a JSONL line or a Parquet row.")
+    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="Share of this source in a mixture, relative to the others' weights.")
+    documents: Positive = Field(1024, description="Synthetic only: number of documents.")
+    length: Positive = Field(512, description="Synthetic only: mean length of a document, in tokens.")
+
+    @model_validator(mode="after")
+    def _path_fits_kind(self) -> Self:
+        needs = self.kind in ("text", "jsonl", "parquet")
+        if needs and not self.path:
+            raise ValueError(f"a source of kind {self.kind} needs a path")
+        if not needs and self.path:
+            raise ValueError(f"a source of kind {self.kind} takes no path; got {self.path!r}")
+        return self
+
+
+class TokenizerConfig(Section):
+    """Which tokenizer turns text into ids."""
+
+    path: str | None = Field(None, description="A Hugging Face tokenizer.json, or a folder that holds one; none: train a byte-level BPE on the data.")
+    vocab_size: Annotated[int, Field(ge=260)] = Field(4096, description="Size of the byte-level BPE trained on first use, in tokens, specials included.")
+
+
+class DataConfig(Section):
+    """Where tokens come from, and how they are laid out in rows."""
+
+    sources: tuple[SourceConfig, ...] = Field((SourceConfig(),), min_length=1, description="Sources of documents, mixed by weight.")
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="The tokenizer.")
+    packing: Literal["split", "drop_tail", "first_fit", "best_fit"] = Field(
+        "split",
+        description="split: documents are laid end to end and cut at row ends, nothing dropped; drop_tail: a document is cut at the row length and its tail dropped; "
+        "first_fit, best_fit: whole documents placed in rows, those longer than a row split first.",
+    )
+    max_segments: int | None = Field(None, gt=0, description="Most documents in one row (some attention kernels have a limit); none: no limit. Not with split.")
+    shuffle: bool = Field(True, description="Visit documents in a new order each epoch, over the whole set.")
+    epochs: int | None = Field(None, gt=0, description="Passes over the data before it is exhausted (exit code 3); none: as many as the steps need.")
+    val_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.01, description="Share of the files (rows, for JSONL and Parquet) held out for validation, chosen by a hash of the relative path."
+    )
+    cache_dir: str = Field(".cache/telamon", description="Folder for trained tokenizers and token files, named by content hash.")
+    prefetch: Positive = Field(4, description="Batches read ahead of the step.")
+
+    @model_validator(mode="after")
+    def _limits_fit_packing(self) -> Self:
+        if self.packing == "split" and self.max_segments is not None:
+            raise ValueError(f"data.max_segments={self.max_segments} needs data.packing first_fit, best_fit or drop_tail; got split")
+        return self
+
+
+class ScheduleConfig(Section):
+    """Learning rate over the steps of the plan."""
+
+    kind: Literal["cosine", "wsd", "constant"] = Field("wsd", description="cosine; wsd: warm-up, stable, decay to the end (linear); constant after warm-up.")
+    warmup_steps: int | None = Field(None, ge=0, description="Steps of linear warm-up from 0; none: from warmup_fraction.")
+    warmup_fraction: Fraction = Field(0.02, description="Warm-up as a share of train.steps, where warmup_steps is not given.")
+    decay_fraction: Fraction = Field(0.4, description="wsd only: share of train.steps that decays at the end.")
+    final_fraction: Fraction = Field(0.05, description="Learning rate at the last step, as a share of the peak.")
+
+
+class GroupConfig(Section):
+    """A set of parameters with its own learning rate."""
+
+    match: str = Field(description="Regular expression searched in the parameter's dotted path, such as 'embed'.")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(description="Peak learning rate of the group.")
+
+
+class OptimizerConfig(Section):
+    """How gradients become updates."""
+
+    kind: Literal["adamw", "muon"] = Field("adamw", description="adamw; muon: Muon on matrices, AdamW on the rest.")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-3, description="Peak learning rate (Muon's updates are scaled to AdamW's size, so one rate serves both).")
+    groups: tuple[GroupConfig, ...] = Field((), description="Parameters with a peak learning rate of their own; the first match counts.")
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="Learning rate over the steps.")
+    b1: Fraction = Field(0.9, description="AdamW: decay of the first moment.")
+    b2: Fraction = Field(0.95, description="AdamW: decay of the second moment.")
+    eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW: added to the root of the second moment.")
+    momentum: Fraction = Field(0.95, description="Muon: decay of the momentum.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="Decoupled weight decay on matrices, multiplied by the learning rate.")
+    clip_norm: float | None = Field(1.0, gt=0, description="Largest global norm of the gradient; none: no clipping.")
+
+
+class RampStage(Section):
+    """A stage of a batch ramp."""
+
+    step: Annotated[int, Field(ge=0)] = Field(description="First step (counted from 0) of the stage.")
+    batch_size: Positive = Field(description="Rows a step from there on.")
+
+
+class TrainConfig(Section):
+    """The loop."""
+
+    steps: Positive = Field(1000, description="Optimizer steps of the plan; schedules refer to this length.")
+    stop_at: int | None = Field(None, gt=0, description="End the run after this step of the plan without bending the schedule.")
+    batch_size: Positive = Field(16, description="Rows a step, over all devices.")
+    batch_ramp: tuple[RampStage, ...] = Field((), description="Batch sizes that change at given steps; before the first stage, batch_size holds.")
+    seq_len: Annotated[int, Field(gt=1)] = Field(256, description="Row length T, in tokens.")
+    accumulate: Positive = Field(1, description="Microbatches a step; sums are accumulated and divided once.")
+    seed: int = Field(0, ge=0, description="Seed of initialisation and of the data order.")
+    compute_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Type of activations; weights are kept in float32.")
+    remat: Literal["none", "full", "dots"] = Field("none", description="What the backward pass recomputes: nothing, whole blocks, or all but matrix products.")
+    loss_chunk: Positive = Field(1024, description="Tokens whose logits exist at one time in the loss.")
+    z_loss: Annotated[float, Field(ge=0)] = Field(0.0, description="Weight of the squared log-normaliser of the logits.")
+    log_every: Positive = Field(10, description="Steps between log lines.")
+
+    def batch_size_at(self, step: int) -> int:
+        """Rows of step `step` (from 0)."""
+        size = self.batch_size
+        for stage in self.batch_ramp:
+            if step >= stage.step:
+                size = stage.batch_size
+        return size
+
+    def rows_before(self, step: int) -> int:
+        """Rows consumed by steps 0 .. step-1."""
+        edges = [0, *(s.step for s in self.batch_ramp if s.step < step), step]
+        return sum((b - a) * self.batch_size_at(a) for a, b in zip(edges, edges[1:], strict=False) if b > a)
+
+    @model_validator(mode="after")
+    def _stages_in_order(self) -> Self:
+        starts = [s.step for s in self.batch_ramp]
+        if starts != sorted(set(starts)):
+            raise ValueError(f"train.batch_ramp steps must rise; got {starts}")
+        for size in {self.batch_size, *(s.batch_size for s in self.batch_ramp)}:
+            if size % self.accumulate:
+                raise ValueError(f"train.batch_size={size} is not divisible by train.accumulate={self.accumulate}")
+        if self.stop_at is not None and self.stop_at > self.steps:
+            raise ValueError(f"train.stop_at={self.stop_at} lies beyond train.steps={self.steps}")
+        return self
+
+
+class EvalConfig(Section):
+    """Validation during training."""
+
+    every: int | None = Field(100, gt=0, description="Steps between evaluations; none: only at the end.")
+    batch_size: int | None = Field(None, gt=0, description="Rows an evaluation batch; none: train.batch_size.")
+    batches: int | None = Field(None, gt=0, description="Evaluation batches at most; none: the whole held-out set.")
+
+
+class CheckpointConfig(Section):
+    """What is saved, and how long it is kept."""
+
+    every: int | None = Field(200, gt=0, description="Steps between checkpoints; none: only at the end and on SIGTERM.")
+    keep: Positive = Field(3, description="Newest checkpoints kept.")
+    keep_every: int | None = Field(None, gt=0, description="Checkpoints at multiples of this step are kept for ever.")
+    asynchronous: bool = Field(True, description="Write in the background while training goes on.")
+
+
+class WatchConfig(Section):
+    """Where metrics go."""
+
+    progress: bool = Field(True, description="Show a progress bar on a terminal.")
+    tensorboard: bool = Field(True, description="Write TensorBoard events beside metrics.jsonl.")
+    wandb_project: str | None = Field(None, description="Weights & Biases project to log to (extra `wandb`; WANDB_MODE=offline works).")
+    peak_tflops: float | None = Field(None, gt=0, description="Peak of one device in TFLOP/s, where it is unknown or to be overridden; none: table, or measured on a CPU.")
+
+
+class ProfileConfig(Section):
+    """Looking inside a step."""
+
+    steps: str | None = Field(None, pattern=r"^\d+:\d+$", description="Steps to trace, as FIRST:END, into the run's profile folder.")
+    hlo: bool = Field(False, description="Write the compiled step's HLO text into the run directory.")
+
+
+class SampleConfig(Section):
+    """Text generated at the end of a run."""
+
+    prompts: tuple[str, ...] = Field(("def main(", "import ", "class "), description="Prompts completed at the end of the run.")
+    tokens: Annotated[int, Field(ge=0)] = Field(48, description="Tokens generated for each; 0: no samples.")
+    temperature: Annotated[float, Field(ge=0)] = Field(0.8, description="Sampling temperature; 0 is greedy.")
+
+
+class RunSection(Section):
+    """Where the run lives."""
+
+    root: str = Field("runs", description="Folder (or URL) that holds run directories.")
+    name: str | None = Field(None, description="Name of the run's directory; none: the preset's name and the time.")
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    run: RunSection = Field(default_factory=RunSection, description="Where the run lives.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="What the model is.")
+    data: DataConfig = Field(default_factory=DataConfig, description="Where tokens come from.")
+    train: TrainConfig = Field(default_factory=TrainConfig, description="The loop.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="How gradients become updates.")
+    mesh: MeshConfig = Field(default_factory=MeshConfig, description="How devices are arranged.")
+    eval: EvalConfig = Field(default_factory=EvalConfig, description="Validation during training.")
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="What is saved.")
+    watch: WatchConfig = Field(default_factory=WatchConfig, description="Where metrics go.")
+    profile: ProfileConfig = Field(default_factory=ProfileConfig, description="Looking inside a step.")
+    sample: SampleConfig = Field(default_factory=SampleConfig, description="Text generated at the end.")
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> Self:
+        warmup = self.warmup_steps
+        if warmup > self.train.steps:
+            raise ValueError(
+                f"optimizer.schedule.warmup_steps={warmup} is longer than the run, train.steps={self.train.steps}; "
+                f"allowed: 0 to {self.train.steps}"
+            )
+        return self
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of warm-up of this run."""
+        schedule = self.optimizer.schedule
+        if schedule.warmup_steps is not None:
+            return schedule.warmup_steps
+        return round(schedule.warmup_fraction * self.train.steps)

@@ -1,0 +1,46 @@
+"""Errors a user can act on, each with the exit code the command line returns for it.
+
+Anything that is not a :class:`TelamonError` is a bug and exits with 1 and a traceback.
+"""
+
+
+class TelamonError(Exception):
+    """An error with a message for the user: it names the field or file, the value, and the way out."""
+
+    exit_code = 1
+
+
+class ConfigError(TelamonError):
+    """A config or a command line that cannot be run as written."""
+
+    exit_code = 2
+
+
+class DataError(TelamonError):
+    """Data that is missing, unreadable, empty or exhausted."""
+
+    exit_code = 3
+
+
+class NumericsError(TelamonError):
+    """A loss or gradient that is not finite."""
+
+    exit_code = 4
+
+
+class CheckpointError(TelamonError):
+    """A checkpoint that cannot be written or read."""
+
+    exit_code = 5
+
+
+class PeerError(TelamonError):
+    """A process of the run that hangs or is lost."""
+
+    exit_code = 6
+
+
+class Stopped(TelamonError):
+    """The run was asked to stop (SIGTERM, preemption), saved, and can be resumed."""
+
+    exit_code = 75
