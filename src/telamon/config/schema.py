@@ -4,6 +4,7 @@ The `model` section is open: each family in `telamon.models` declares its own si
 :class:`ModelConfig` and registers it with :func:`register_family`; a user's module does the same.
 """
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -23,34 +24,34 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """Sizes that every family has. A family's own sizes live beside its blocks in `telamon.models`."""
 
-    family: str = Field("llama", description="Family of the model: a file of `telamon.models`, or one registered by --import.")
-    preset: str | None = Field(None, description="Model preset whose sizes are the defaults (see `telamon models list`).")
-    vocab_size: Positive = Field(4096, description="Rows of the embedding table, in tokens; at least the tokenizer's size.")
-    d_model: Positive = Field(256, description="Width D of the residual stream, in features.")
-    n_layers: Positive = Field(6, description="Number of blocks L.")
-    tie_embeddings: bool = Field(True, description="Use the embedding table as the output head.")
+    family: str = Field(default="llama", description="Family of the model: a file of `telamon.models`, or one registered by --import.")
+    preset: str | None = Field(default=None, description="Model preset whose sizes are the defaults (see `telamon models list`).")
+    vocab_size: Positive = Field(default=4096, description="Rows of the embedding table, in tokens; at least the tokenizer's size.")
+    d_model: Positive = Field(default=256, description="Width D of the residual stream, in features.")
+    n_layers: Positive = Field(default=6, description="Number of blocks L.")
+    tie_embeddings: bool = Field(default=True, description="Use the embedding table as the output head.")
 
 
 class AxisSizes(Section):
     """Sizes of the six mesh axes, in devices."""
 
-    data: int = Field(1, description="Replicas that split the batch and hold whole weights, in devices.")
-    fsdp: int = Field(1, description="Devices that split the batch and the weights.")
-    stage: int = Field(1, description="Pipeline stages, in devices.")
-    expert: int = Field(1, description="Devices that split the experts of a mixture.")
-    context: int = Field(1, description="Devices that split the sequence.")
-    tensor: int = Field(1, description="Devices that split heads and hidden features.")
+    data: int = Field(default=1, description="Replicas that split the batch and hold whole weights, in devices.")
+    fsdp: int = Field(default=1, description="Devices that split the batch and the weights.")
+    stage: int = Field(default=1, description="Pipeline stages, in devices.")
+    expert: int = Field(default=1, description="Devices that split the experts of a mixture.")
+    context: int = Field(default=1, description="Devices that split the sequence.")
+    tensor: int = Field(default=1, description="Devices that split heads and hidden features.")
 
 
 class MeshConfig(AxisSizes):
     """How devices are arranged: a size per axis, -1 on one axis takes the devices that are left."""
 
-    fsdp: int = Field(-1, description="Devices that split the batch and the weights; -1 takes all that are left.")
+    fsdp: int = Field(default=-1, description="Devices that split the batch and the weights; -1 takes all that are left.")
     cross_slice: AxisSizes = Field(
         default_factory=AxisSizes, description="How often each axis is repeated across slices (slow network), in slices."
     )
     replicated_limit: Fraction = Field(
-        0.02, description="Largest share of the parameters that may stay unsharded on a mesh that shards weights."
+        default=0.02, description="Largest share of the parameters that may stay unsharded on a mesh that shards weights."
     )
 
     @model_validator(mode="after")
@@ -69,14 +70,16 @@ class SourceConfig(Section):
     """One source of documents."""
 
     kind: Literal["stdlib", "text", "jsonl", "parquet", "synthetic"] = Field(
-        "stdlib",
+        default="stdlib",
         description="stdlib: the running Python's own library; text: one document a file; jsonl, parquet: one a row; synthetic: seeded random tokens.",
     )
-    path: str | None = Field(None, description="A file, a folder, a glob, or an fsspec URL; not for stdlib and synthetic.")
-    field: str = Field("text", description="Name of the text field of a JSONL line or a Parquet row.")
-    weight: Annotated[float, Field(gt=0)] = Field(1.0, description="Share of this source in a mixture, relative to the others' weights.")
-    documents: Positive = Field(1024, description="Synthetic only: number of documents.")
-    length: Positive = Field(512, description="Synthetic only: mean length of a document, in tokens.")
+    path: str | None = Field(default=None, description="A file, a folder, a glob, or an fsspec URL; not for stdlib and synthetic.")
+    field: str = Field(default="text", description="Name of the text field of a JSONL line or a Parquet row.")
+    weight: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="Share of this source in a mixture, relative to the others' weights."
+    )
+    documents: Positive = Field(default=1024, description="Synthetic only: number of documents.")
+    length: Positive = Field(default=512, description="Synthetic only: mean length of a document, in tokens.")
 
     @model_validator(mode="after")
     def _path_fits_kind(self) -> Self:
@@ -91,28 +94,37 @@ class SourceConfig(Section):
 class TokenizerConfig(Section):
     """Which tokenizer turns text into ids."""
 
-    path: str | None = Field(None, description="A Hugging Face tokenizer.json, or a folder that holds one; none: train a byte-level BPE on the data.")
-    vocab_size: Annotated[int, Field(ge=260)] = Field(4096, description="Size of the byte-level BPE trained on first use, in tokens, specials included.")
+    path: str | None = Field(
+        default=None, description="A Hugging Face tokenizer.json, or a folder that holds one; none: train a byte-level BPE on the data."
+    )
+    vocab_size: Annotated[int, Field(ge=260)] = Field(
+        default=4096, description="Size of the byte-level BPE trained on first use, in tokens, specials included."
+    )
 
 
 class DataConfig(Section):
     """Where tokens come from, and how they are laid out in rows."""
 
-    sources: tuple[SourceConfig, ...] = Field((SourceConfig(),), min_length=1, description="Sources of documents, mixed by weight.")
+    sources: tuple[SourceConfig, ...] = Field(default=(SourceConfig(),), min_length=1, description="Sources of documents, mixed by weight.")
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="The tokenizer.")
     packing: Literal["split", "drop_tail", "first_fit", "best_fit"] = Field(
-        "split",
+        default="split",
         description="split: documents are laid end to end and cut at row ends, nothing dropped; drop_tail: a document is cut at the row length and its tail dropped; "
         "first_fit, best_fit: whole documents placed in rows, those longer than a row split first.",
     )
-    max_segments: int | None = Field(None, gt=0, description="Most documents in one row (some attention kernels have a limit); none: no limit. Not with split.")
-    shuffle: bool = Field(True, description="Visit documents in a new order each epoch, over the whole set.")
-    epochs: int | None = Field(None, gt=0, description="Passes over the data before it is exhausted (exit code 3); none: as many as the steps need.")
-    val_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.01, description="Share of the files (rows, for JSONL and Parquet) held out for validation, chosen by a hash of the relative path."
+    max_segments: int | None = Field(
+        default=None, gt=0, description="Most documents in one row (some attention kernels have a limit); none: no limit. Not with split."
     )
-    cache_dir: str = Field(".cache/telamon", description="Folder for trained tokenizers and token files, named by content hash.")
-    prefetch: Positive = Field(4, description="Batches read ahead of the step.")
+    shuffle: bool = Field(default=True, description="Visit documents in a new order each epoch, over the whole set.")
+    epochs: int | None = Field(
+        default=None, gt=0, description="Passes over the data before it is exhausted (exit code 3); none: as many as the steps need."
+    )
+    val_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.01,
+        description="Share of the files (rows, for JSONL and Parquet) held out for validation, chosen by a hash of the relative path.",
+    )
+    cache_dir: str = Field(default=".cache/telamon", description="Folder for trained tokenizers and token files, named by content hash.")
+    prefetch: Positive = Field(default=4, description="Batches read ahead of the step.")
 
     @model_validator(mode="after")
     def _limits_fit_packing(self) -> Self:
@@ -124,11 +136,13 @@ class DataConfig(Section):
 class ScheduleConfig(Section):
     """Learning rate over the steps of the plan."""
 
-    kind: Literal["cosine", "wsd", "constant"] = Field("wsd", description="cosine; wsd: warm-up, stable, decay to the end (linear); constant after warm-up.")
-    warmup_steps: int | None = Field(None, ge=0, description="Steps of linear warm-up from 0; none: from warmup_fraction.")
-    warmup_fraction: Fraction = Field(0.02, description="Warm-up as a share of train.steps, where warmup_steps is not given.")
-    decay_fraction: Fraction = Field(0.4, description="wsd only: share of train.steps that decays at the end.")
-    final_fraction: Fraction = Field(0.05, description="Learning rate at the last step, as a share of the peak.")
+    kind: Literal["cosine", "wsd", "constant"] = Field(
+        default="wsd", description="cosine; wsd: warm-up, stable, decay to the end (linear); constant after warm-up."
+    )
+    warmup_steps: int | None = Field(default=None, ge=0, description="Steps of linear warm-up from 0; none: from warmup_fraction.")
+    warmup_fraction: Fraction = Field(default=0.02, description="Warm-up as a share of train.steps, where warmup_steps is not given.")
+    decay_fraction: Fraction = Field(default=0.4, description="wsd only: share of train.steps that decays at the end.")
+    final_fraction: Fraction = Field(default=0.05, description="Learning rate at the last step, as a share of the peak.")
 
 
 class GroupConfig(Section):
@@ -141,16 +155,22 @@ class GroupConfig(Section):
 class OptimizerConfig(Section):
     """How gradients become updates."""
 
-    kind: Literal["adamw", "muon"] = Field("adamw", description="adamw; muon: Muon on matrices, AdamW on the rest.")
-    learning_rate: Annotated[float, Field(gt=0)] = Field(1e-3, description="Peak learning rate (Muon's updates are scaled to AdamW's size, so one rate serves both).")
-    groups: tuple[GroupConfig, ...] = Field((), description="Parameters with a peak learning rate of their own; the first match counts.")
+    kind: Literal["adamw", "muon"] = Field(default="adamw", description="adamw; muon: Muon on matrices, AdamW on the rest.")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        default=1e-3, description="Peak learning rate (Muon's updates are scaled to AdamW's size, so one rate serves both)."
+    )
+    groups: tuple[GroupConfig, ...] = Field(
+        default=(), description="Parameters with a peak learning rate of their own; the first match counts."
+    )
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig, description="Learning rate over the steps.")
-    b1: Fraction = Field(0.9, description="AdamW: decay of the first moment.")
-    b2: Fraction = Field(0.95, description="AdamW: decay of the second moment.")
-    eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="AdamW: added to the root of the second moment.")
-    momentum: Fraction = Field(0.95, description="Muon: decay of the momentum.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.1, description="Decoupled weight decay on matrices, multiplied by the learning rate.")
-    clip_norm: float | None = Field(1.0, gt=0, description="Largest global norm of the gradient; none: no clipping.")
+    b1: Fraction = Field(default=0.9, description="AdamW: decay of the first moment.")
+    b2: Fraction = Field(default=0.95, description="AdamW: decay of the second moment.")
+    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="AdamW: added to the root of the second moment.")
+    momentum: Fraction = Field(default=0.95, description="Muon: decay of the momentum.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.1, description="Decoupled weight decay on matrices, multiplied by the learning rate."
+    )
+    clip_norm: float | None = Field(default=1.0, gt=0, description="Largest global norm of the gradient; none: no clipping.")
 
 
 class RampStage(Section):
@@ -163,18 +183,24 @@ class RampStage(Section):
 class TrainConfig(Section):
     """The loop."""
 
-    steps: Positive = Field(1000, description="Optimizer steps of the plan; schedules refer to this length.")
-    stop_at: int | None = Field(None, gt=0, description="End the run after this step of the plan without bending the schedule.")
-    batch_size: Positive = Field(16, description="Rows a step, over all devices.")
-    batch_ramp: tuple[RampStage, ...] = Field((), description="Batch sizes that change at given steps; before the first stage, batch_size holds.")
-    seq_len: Annotated[int, Field(gt=1)] = Field(256, description="Row length T, in tokens.")
-    accumulate: Positive = Field(1, description="Microbatches a step; sums are accumulated and divided once.")
-    seed: int = Field(0, ge=0, description="Seed of initialisation and of the data order.")
-    compute_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Type of activations; weights are kept in float32.")
-    remat: Literal["none", "full", "dots"] = Field("none", description="What the backward pass recomputes: nothing, whole blocks, or all but matrix products.")
-    loss_chunk: Positive = Field(1024, description="Tokens whose logits exist at one time in the loss.")
-    z_loss: Annotated[float, Field(ge=0)] = Field(0.0, description="Weight of the squared log-normaliser of the logits.")
-    log_every: Positive = Field(10, description="Steps between log lines.")
+    steps: Positive = Field(default=1000, description="Optimizer steps of the plan; schedules refer to this length.")
+    stop_at: int | None = Field(default=None, gt=0, description="End the run after this step of the plan without bending the schedule.")
+    batch_size: Positive = Field(default=16, description="Rows a step, over all devices.")
+    batch_ramp: tuple[RampStage, ...] = Field(
+        default=(), description="Batch sizes that change at given steps; before the first stage, batch_size holds."
+    )
+    seq_len: Annotated[int, Field(gt=1)] = Field(default=256, description="Row length T, in tokens.")
+    accumulate: Positive = Field(default=1, description="Microbatches a step; sums are accumulated and divided once.")
+    seed: int = Field(default=0, ge=0, description="Seed of initialisation and of the data order.")
+    compute_dtype: Literal["bfloat16", "float32"] = Field(
+        default="bfloat16", description="Type of activations; weights are kept in float32."
+    )
+    remat: Literal["none", "full", "dots"] = Field(
+        default="none", description="What the backward pass recomputes: nothing, whole blocks, or all but matrix products."
+    )
+    loss_chunk: Positive = Field(default=1024, description="Tokens whose logits exist at one time in the loss.")
+    z_loss: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of the squared log-normaliser of the logits.")
+    log_every: Positive = Field(default=10, description="Steps between log lines.")
 
     def batch_size_at(self, step: int) -> int:
         """Rows of step `step` (from 0)."""
@@ -187,7 +213,7 @@ class TrainConfig(Section):
     def rows_before(self, step: int) -> int:
         """Rows consumed by steps 0 .. step-1."""
         edges = [0, *(s.step for s in self.batch_ramp if s.step < step), step]
-        return sum((b - a) * self.batch_size_at(a) for a, b in zip(edges, edges[1:], strict=False) if b > a)
+        return sum((b - a) * self.batch_size_at(a) for a, b in pairwise(edges) if b > a)
 
     @model_validator(mode="after")
     def _stages_in_order(self) -> Self:
@@ -205,49 +231,57 @@ class TrainConfig(Section):
 class EvalConfig(Section):
     """Validation during training."""
 
-    every: int | None = Field(100, gt=0, description="Steps between evaluations; none: only at the end.")
-    batch_size: int | None = Field(None, gt=0, description="Rows an evaluation batch; none: train.batch_size.")
-    batches: int | None = Field(None, gt=0, description="Evaluation batches at most; none: the whole held-out set.")
+    every: int | None = Field(default=100, gt=0, description="Steps between evaluations; none: only at the end.")
+    batch_size: int | None = Field(default=None, gt=0, description="Rows an evaluation batch; none: train.batch_size.")
+    batches: int | None = Field(default=None, gt=0, description="Evaluation batches at most; none: the whole held-out set.")
 
 
 class CheckpointConfig(Section):
     """What is saved, and how long it is kept."""
 
-    every: int | None = Field(200, gt=0, description="Steps between checkpoints; none: only at the end and on SIGTERM.")
-    keep: Positive = Field(3, description="Newest checkpoints kept.")
-    keep_every: int | None = Field(None, gt=0, description="Checkpoints at multiples of this step are kept for ever.")
-    asynchronous: bool = Field(True, description="Write in the background while training goes on.")
+    every: int | None = Field(default=200, gt=0, description="Steps between checkpoints; none: only at the end and on SIGTERM.")
+    keep: Positive = Field(default=3, description="Newest checkpoints kept.")
+    keep_every: int | None = Field(default=None, gt=0, description="Checkpoints at multiples of this step are kept for ever.")
+    asynchronous: bool = Field(default=True, description="Write in the background while training goes on.")
 
 
 class WatchConfig(Section):
     """Where metrics go."""
 
-    progress: bool = Field(True, description="Show a progress bar on a terminal.")
-    tensorboard: bool = Field(True, description="Write TensorBoard events beside metrics.jsonl.")
-    wandb_project: str | None = Field(None, description="Weights & Biases project to log to (extra `wandb`; WANDB_MODE=offline works).")
-    peak_tflops: float | None = Field(None, gt=0, description="Peak of one device in TFLOP/s, where it is unknown or to be overridden; none: table, or measured on a CPU.")
+    progress: bool = Field(default=True, description="Show a progress bar on a terminal.")
+    tensorboard: bool = Field(default=True, description="Write TensorBoard events beside metrics.jsonl.")
+    wandb_project: str | None = Field(
+        default=None, description="Weights & Biases project to log to (extra `wandb`; WANDB_MODE=offline works)."
+    )
+    peak_tflops: float | None = Field(
+        default=None,
+        gt=0,
+        description="Peak of one device in TFLOP/s, where it is unknown or to be overridden; none: table, or measured on a CPU.",
+    )
 
 
 class ProfileConfig(Section):
     """Looking inside a step."""
 
-    steps: str | None = Field(None, pattern=r"^\d+:\d+$", description="Steps to trace, as FIRST:END, into the run's profile folder.")
-    hlo: bool = Field(False, description="Write the compiled step's HLO text into the run directory.")
+    steps: str | None = Field(
+        default=None, pattern=r"^\d+:\d+$", description="Steps to trace, as FIRST:END, into the run's profile folder."
+    )
+    hlo: bool = Field(default=False, description="Write the compiled step's HLO text into the run directory.")
 
 
 class SampleConfig(Section):
     """Text generated at the end of a run."""
 
-    prompts: tuple[str, ...] = Field(("def main(", "import ", "class "), description="Prompts completed at the end of the run.")
-    tokens: Annotated[int, Field(ge=0)] = Field(48, description="Tokens generated for each; 0: no samples.")
-    temperature: Annotated[float, Field(ge=0)] = Field(0.8, description="Sampling temperature; 0 is greedy.")
+    prompts: tuple[str, ...] = Field(default=("def main(", "import ", "class "), description="Prompts completed at the end of the run.")
+    tokens: Annotated[int, Field(ge=0)] = Field(default=48, description="Tokens generated for each; 0: no samples.")
+    temperature: Annotated[float, Field(ge=0)] = Field(default=0.8, description="Sampling temperature; 0 is greedy.")
 
 
 class RunSection(Section):
     """Where the run lives."""
 
-    root: str = Field("runs", description="Folder (or URL) that holds run directories.")
-    name: str | None = Field(None, description="Name of the run's directory; none: the preset's name and the time.")
+    root: str = Field(default="runs", description="Folder (or URL) that holds run directories.")
+    name: str | None = Field(default=None, description="Name of the run's directory; none: the preset's name and the time.")
 
 
 class RunConfig(Section):
