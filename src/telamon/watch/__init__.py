@@ -1,0 +1,23 @@
+"""What a run says about itself: metrics, speed, the progress bar, the report.
+
+Metrics have one name everywhere (JSONL, TensorBoard, W&B, log lines, report):
+
+=========================  ===========  =====================================================
+name                       unit         meaning
+=========================  ===========  =====================================================
+loss                       nats/token   training loss over the step's trained tokens
+bits_per_byte              bits/byte    training loss per byte of text
+val_loss                   nats/token   loss over the held-out tokens
+val_bits_per_byte          bits/byte    the same per byte of held-out text
+learning_rate              1            peak group's rate at this step
+grad_norm                  1            global norm of the gradient before clipping
+tokens_per_second          tokens/s     trained tokens (mask > 0), over all devices
+padded_tokens_per_second   tokens/s     every place of the batch, over all devices
+step_seconds               s            wall time of a step
+data_wait                  share        share of the wall time spent waiting for a batch
+mfu                        share        model FLOP/s over the devices' peak (see `throughput`)
+seconds                    s            wall time since the run started
+=========================  ===========  =====================================================
+
+A metric that was not measured is absent.
+"""

@@ -1,0 +1,54 @@
+"""Small files of a run directory, on a local disk or behind an fsspec URL."""
+
+import os
+from pathlib import Path
+
+from telamon.errors import ConfigError
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is an fsspec URL such as ``gs://bucket/run``."""
+    return "://" in os.fspath(path)
+
+
+def join(folder: str | os.PathLike[str], *parts: str) -> str:
+    """`parts` below `folder`, which may be a URL."""
+    return "/".join([os.fspath(folder).rstrip("/"), *parts]) if is_url(folder) else os.path.join(folder, *parts)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a whole file so that a reader sees the old text or the new one, never a part.
+
+    Raises:
+        ConfigError: the file cannot be written; the message names it.
+    """
+    try:
+        if is_url(path):
+            import fsspec
+
+            with fsspec.open(os.fspath(path), "w", encoding="utf-8") as file:
+                file.write(text)  # pyright: ignore[reportAttributeAccessIssue]
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}; choose another run.root or free some space") from error
+
+
+def read_text(path: str | os.PathLike[str]) -> str | None:
+    """The file's text, or none where there is no such file."""
+    try:
+        if is_url(path):
+            import fsspec
+
+            with fsspec.open(os.fspath(path), "r", encoding="utf-8") as file:
+                return file.read()  # pyright: ignore[reportAttributeAccessIssue]
+        return Path(path).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
