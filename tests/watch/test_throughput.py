@@ -5,7 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from telamon.watch.throughput import AttentionCost, Peak, Throughput, attention_pairs, device_peak, find_peak, flops_per_token, measured_cpu_peak
+from telamon.watch.throughput import (
+    AttentionCost,
+    Peak,
+    Throughput,
+    attention_pairs,
+    device_peak,
+    find_peak,
+    flops_per_token,
+    measured_cpu_peak,
+)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_only_process_0_writes(tmp_path):
 
 def test_a_run_directory_whose_parent_is_a_file_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="file/run/metrics.jsonl"):
+    with pytest.raises(ConfigError, match=r"file/run/metrics\.jsonl"):
         open_trackers(WatchConfig(), tmp_path / "file" / "run", config=CONFIG)
 
 

@@ -180,9 +180,7 @@ class Throughput:
     of a batch, as published figures do; how many were padding shows in the two token rates.
     """
 
-    def __init__(
-        self, *, flops_per_token: float, peak: Peak | None, devices: int, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, *, flops_per_token: float, peak: Peak | None, devices: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._flops, self._devices, self._clock = flops_per_token, devices, clock
         self._peak = peak
         self._started = False

@@ -131,7 +131,9 @@ class TensorBoardTracker:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._records = RecordWriter(_open_binary(join(folder, f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}")))
+        self._records = RecordWriter(
+            _open_binary(join(folder, f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"))
+        )
         self._write(file_version="brain.Event:2")
         # A START tells TensorBoard to drop what earlier files hold from this step on.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -158,7 +160,7 @@ def _open_binary(path: str) -> IO[bytes]:
         return fsspec.open(path, "wb").open()
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        return open(path, "xb")  # noqa: SIM115 (closed by the tracker)
+        return open(path, "xb")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another run.root, or watch.tensorboard=false") from error
 
