@@ -1,0 +1,332 @@
+"""A folder of checkpoints of one run.
+
+    store = CheckpointStore(run / "checkpoints", keep=3)
+    step = store.latest_valid()
+    if step is not None:
+        state, meta = store.restore(step, abstract_state)
+    ...
+    store.save(step, state, meta)  # the next step may start at once
+    ...
+    store.close()
+
+How a checkpoint comes to be, so that a kill at any moment leaves either a whole one or a provably unfinished one:
+
+1. `step_00000020.pending` appears: from here on, whatever bears that step's name is ours and may be removed.
+2. Orbax writes `step_00000020/` (through a temporary name, with its own commit mark).
+3. `step_00000020/manifest.json` appears in one rename, with the size and CRC-32 of every file: the commit.
+4. `step_00000020.pending` goes, and then the checkpoints that the retention policy no longer keeps.
+
+A store that opens for writing removes what is pending without a manifest. A folder that lacks its manifest and is not
+pending was damaged by someone else: it is named and passed over, never removed.
+"""
+
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+from orbax.checkpoint import v1 as ocp
+
+from telamon.checkpoint import manifest, retention, trees
+from telamon.checkpoint.manifest import ArrayInfo, Manifest
+from telamon.errors import CheckpointError
+from telamon.watch import phases
+
+_STATE = "state"
+_STEP = re.compile(r"step_(\d{8,})")
+_PENDING = re.compile(r"(step_\d{8,})\.pending")
+_log = logging.getLogger(__name__)
+
+
+class CheckpointStore:
+    """Saves and restores pytrees of `jax.Array`s, each with a JSON-able `meta`, under a step number.
+
+    In a run of several processes every process makes the same calls, and the folder is one they share.
+
+    Args:
+        directory: a local folder, or a URL that Orbax can write to.
+        keep: newest checkpoints kept.
+        keep_every: checkpoints at multiples of this step are kept for ever.
+        asynchronous: write in the background; otherwise `save` returns when the checkpoint is committed.
+        readonly: neither create the folder nor tidy it; for a reader of a run that may still be writing.
+
+    Raises:
+        CheckpointError: the folder cannot be created or read.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        keep: int = 3,
+        keep_every: int | None = None,
+        asynchronous: bool = True,
+        readonly: bool = False,
+    ):
+        text = os.fspath(directory)
+        self.directory = epath.Path(text if "://" in text else os.path.abspath(os.path.expanduser(text)))
+        self.skipped: list[str] = []
+        """Messages of the checkpoints passed over as damaged, in the order they were found."""
+        self._keep, self._keep_every, self._asynchronous, self._readonly = keep, keep_every, asynchronous, readonly
+        self._primary = jax.process_index() == 0
+        self._own: set[int] = set()  # written or restored by this store: a part of this run's history
+        self._whole: set[int] = set()  # every byte checked, or just written
+        self._damaged: dict[int, str] = {}  # and what is wrong with them
+        self._writer: threading.Thread | None = None
+        self._error: CheckpointError | None = None
+        if self._primary and not readonly:
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                self._remove_unfinished()
+            except OSError as error:
+                raise CheckpointError(f"the folder of checkpoints {self.directory} cannot be used: {error.strerror or error}") from error
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint folder, whole or not, oldest first."""
+        if not self.directory.exists():
+            return []
+        found = (_STEP.fullmatch(path.name) for path in self.directory.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, step: int) -> epath.Path:
+        """The folder of the checkpoint of `step`."""
+        return self.directory / f"step_{step:08d}"
+
+    # Writing
+
+    def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
+        """Save `state` and `meta` under `step`; returns once `state` may be donated or overwritten.
+
+        Waits first if the save before is still being written. Saving a step that this store has written or restored
+        does nothing: it is the same state. A damaged checkpoint of that step is replaced.
+
+        Raises:
+            CheckpointError: the checkpoint of this call, or in the background the one before, could not be written;
+                or a whole checkpoint of that step, from another run, is in the way. What was saved before is intact.
+        """
+        assert not self._readonly, "a read-only store cannot save"
+        self.wait()
+        if step in self._own:
+            return
+        leaves = trees.named_leaves(state)
+        arrays = {name: trees.describe(leaf) for name, leaf in leaves.items()}
+        json.dumps(meta)  # a meta that is no JSON must fail here, not in the background
+        try:
+            if self._primary:
+                self._make_way(step)
+                phases.mark("checkpoint begin")
+            stored = trees.nest({name: trees.to_stored(leaf) for name, leaf in leaves.items() if leaf.size})
+            with _context():
+                response = ocp.save_async(self.path(step), stored, checkpointable_name=_STATE)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            self._discard(step)
+            raise self._write_error(step, error) from error
+        self._writer = threading.Thread(target=self._finish, args=(step, response, meta, arrays), name=f"checkpoint-{step}")
+        self._writer.start()
+        if not self._asynchronous:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when no save is being written any more. Raises CheckpointError if the last one failed."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    close = wait
+
+    def _make_way(self, step: int) -> None:
+        folder = self.path(step)
+        if folder.exists() and self._find_damage(step) is None:
+            raise CheckpointError(
+                f"{folder} is a whole checkpoint that this run neither wrote nor restored, and is not overwritten; "
+                "resume from it, or give the run another name"
+            )
+        self._pending(step).write_text("")
+        self._remove(folder)
+        self._damaged.pop(step, None)
+
+    def _finish(self, step: int, response: Any, meta: dict[str, Any], arrays: dict[str, ArrayInfo]) -> None:
+        """The background part of a save: wait for Orbax, commit, tidy. Orbax has joined all processes when it is done."""
+        try:
+            response.result()
+            if self._primary:
+                folder = self.path(step)
+                Manifest(step=step, meta=meta, arrays=arrays, files=manifest.scan(folder)).write(folder)
+                phases.mark("checkpoint commit")
+                self._pending(step).unlink()
+            self._whole.add(step)
+            self._own.add(step)
+            if self._primary:
+                self._prune()
+        except Exception as error:  # whatever it is, it must reach the loop and not die with this thread
+            self._error = self._write_error(step, error)
+            self._error.__cause__ = error
+            self._discard(step)
+
+    def _write_error(self, step: int, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"the checkpoint of step {step} could not be written: {_file_and_reason(error, self.path(step))}; "
+            "checkpoints saved before are intact. Free space or choose another run.root, then resume"
+        )
+
+    def _discard(self, step: int) -> None:
+        """Give the space of a failed save back now; if even that fails, the next start does it."""
+        if not self._primary or step in self._whole:
+            return
+        try:
+            self._remove(self.path(step))
+            self._pending(step).unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("the unfinished checkpoint %s could not be removed (%s); the next start does it", self.path(step), error)
+
+    def _prune(self) -> None:
+        committed = [step for step in self.steps() if step in self._whole or (self.path(step) / manifest.FILE_NAME).exists()]
+        for step in retention.expired((s for s in committed if s not in self._damaged), keep=self._keep, keep_every=self._keep_every):
+            self._pending(step).write_text("")
+            self._remove(self.path(step))
+            self._pending(step).unlink()
+            self._whole.discard(step)
+
+    def _remove_unfinished(self) -> None:
+        for path in list(self.directory.iterdir()):
+            match = _PENDING.fullmatch(path.name)
+            if not match:
+                continue
+            folder = self.directory / match[1]
+            if not (folder / manifest.FILE_NAME).exists():
+                _log.info("removing %s, which was being written when its run ended", folder)
+                self._remove(folder)
+            path.unlink()
+
+    def _remove(self, folder: epath.Path) -> None:
+        """Remove a pending checkpoint; its manifest first, so that a kill half-way leaves no damaged one."""
+        (folder / manifest.FILE_NAME).unlink(missing_ok=True)
+        for path in (folder, folder.with_name(folder.name + ".orbax-checkpoint-tmp")):
+            if path.exists():
+                path.rmtree()
+
+    def _pending(self, step: int) -> epath.Path:
+        return self.directory / f"step_{step:08d}.pending"
+
+    # Reading
+
+    def latest_valid(self) -> int | None:
+        """The newest step whose checkpoint is whole, every byte checked; None if there is none.
+
+        Damaged newer ones are named in a warning each, and in `skipped`.
+        """
+        self.wait()
+        return self._agree(self._newest_whole)
+
+    def _newest_whole(self) -> int | None:
+        for step in reversed(self.steps()):
+            if self._pending(step).exists() and not (self.path(step) / manifest.FILE_NAME).exists():
+                continue  # another process is writing it
+            problem = self._find_damage(step)
+            if problem is None:
+                return step
+            message = f"skipping the damaged checkpoint {self.path(step)}: {problem}"
+            self.skipped.append(message)
+            _log.warning(message)
+        return None
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """The `meta` that was saved with `step`. Raises CheckpointError as `restore` does."""
+        return self._manifest(step).meta
+
+    def restore(self, step: int, abstract_state: Any, *, target: str = "the model of this run") -> tuple[Any, dict[str, Any]]:
+        """Read the checkpoint of `step` straight into the shapes, types and shardings of `abstract_state`.
+
+        Args:
+            abstract_state: pytree of `jax.ShapeDtypeStruct`s (or arrays); their shardings may be of any mesh.
+            target: what `abstract_state` was made from, for messages.
+
+        Returns:
+            The state, a tree like `abstract_state`, and the `meta` it was saved with.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, it is damaged, or its tree, shapes or types are not those
+                of `abstract_state`; the message names the parameter and both sides.
+        """
+        contents = self._manifest(step)
+        state = self._load(contents, abstract_state, "", target)
+        self._own.add(step)
+        return state, contents.meta
+
+    def restore_subtree(self, step: int, name: str, abstract: Any, *, target: str = "the model of this run") -> Any:
+        """Read one branch of a checkpoint, such as "params", as :meth:`restore` does the whole."""
+        return self._load(self._manifest(step), abstract, f"{name}.", target)
+
+    def _load(self, contents: Manifest, abstract: Any, prefix: str, target: str) -> Any:
+        folder = self.path(contents.step)
+        saved = {name: info for name, info in contents.arrays.items() if name.startswith(prefix)}
+        wanted = trees.named_leaves(abstract, prefix)
+        trees.check_fits(saved, wanted, checkpoint=str(folder), target=target)
+        placed = {name: trees.to_abstract(leaf, saved[name]) for name, leaf in wanted.items()}
+        try:
+            with _context():
+                loaded = ocp.load(folder, trees.nest({n: leaf for n, leaf in placed.items() if leaf.size}), checkpointable_name=_STATE)
+        except Exception as error:
+            raise CheckpointError(f"the checkpoint {folder} cannot be read: {_file_and_reason(error, folder)}") from error
+        found = {name: trees.lookup(loaded, name) if leaf.size else trees.empty(leaf) for name, leaf in placed.items()}
+        arrays = [trees.from_stored(array, saved[name]) for name, array in found.items()]
+        return jax.tree.unflatten(jax.tree.structure(abstract), arrays)
+
+    def _manifest(self, step: int) -> Manifest:
+        self.wait()
+        folder = self.path(step)
+        if not folder.exists():
+            there = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointError(f"there is no checkpoint of step {step} in {self.directory}; steps there: {there}")
+        if self._agree(lambda: int(self._find_damage(step) is None)) == 0:
+            reason = self._damaged.get(step, "the first process found it so")
+            raise CheckpointError(f"the checkpoint {folder} is damaged: {reason}; resume from the one before")
+        return Manifest.read(folder)
+
+    def _find_damage(self, step: int) -> str | None:
+        """What is wrong with the checkpoint of `step`; files are read once per store."""
+        if step in self._whole:
+            return None
+        if step not in self._damaged:
+            problem = manifest.damage(self.path(step))
+            if problem is None:
+                self._whole.add(step)
+                return None
+            self._damaged[step] = problem
+        return self._damaged[step]
+
+    def _agree(self, decide: Callable[[], int | None]) -> int | None:
+        """The first process's decision, in every process."""
+        if jax.process_count() == 1:
+            return decide()
+        own = decide() if self._primary else None
+        decided = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if own is None else own)))
+        return None if decided < 0 else decided
+
+
+def _context() -> ocp.Context:
+    """How Orbax reads and writes. Weights hardly compress (7 %), and trying takes nine tenths of the time of a save."""
+    context = ocp.Context()
+    context.array.saving.use_compression = False
+    context.pytree.loading.partial_load = True  # what is asked for was compared with the manifest already
+    return context
+
+
+def _file_and_reason(error: Exception, folder: epath.Path) -> str:
+    """One line that names the file and the system's reason, from an exception of Orbax, TensorStore or the OS."""
+    text = " ".join(str(error).split())
+    named = re.search(re.escape(str(folder)) + r"[^\s\"']*", text)
+    reason = re.search(r"\[OS error \d+: [^\]]*\]", text)
+    return f"{named[0] if named else folder}: {reason[0].strip('[]') if reason else text[:300]}"
