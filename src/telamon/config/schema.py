@@ -1,13 +1,20 @@
 """What a run is: every setting, its unit and its default, in one tree of frozen pydantic models.
 
 The `model` section is open: each family in `telamon.models` declares its own sizes as a subclass of
-:class:`ModelConfig` and registers it with :func:`register_family`; a user's module does the same.
+:class:`ModelConfig` and registers it with `telamon.config.registry.register_family`; a user's module does the same.
+
+Types are strict: a number in quotes, or `true` for an integer, is refused rather than turned into something.
+Checks between sections are in `telamon.config.checks`.
 """
 
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from math import prod
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
+
+from telamon.config.checks import check_run
+from telamon.errors import ConfigError
 
 AXES = ("data", "fsdp", "stage", "expert", "context", "tensor")
 
@@ -18,7 +25,18 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 class Section(BaseModel):
     """A part of the config: frozen, closed (an unknown key is an error), every default checked."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_is_none(cls, values: Any) -> Any:
+        """`none` in a config means None wherever the field may be None (YAML itself only knows `null`)."""
+        if not isinstance(values, dict):
+            return values
+        optional = {name for name, field in cls.model_fields.items() if type(None) in get_args(field.annotation)}
+        return {key: None if value == "none" and key in optional else value for key, value in values.items()}
 
 
 class ModelConfig(Section):
@@ -31,6 +49,10 @@ class ModelConfig(Section):
     n_layers: Positive = Field(default=6, description="Number of blocks L.")
     tie_embeddings: bool = Field(default=True, description="Use the embedding table as the output head.")
 
+    def divided(self) -> dict[str, dict[str, int]]:
+        """What a mesh axis splits evenly, as axis -> {field: size}. A family adds its heads under `tensor`."""
+        return {"stage": {"n_layers": self.n_layers}}
+
 
 class AxisSizes(Section):
     """Sizes of the six mesh axes, in devices."""
@@ -41,6 +63,17 @@ class AxisSizes(Section):
     expert: int = Field(default=1, description="Devices that split the experts of a mixture.")
     context: int = Field(default=1, description="Devices that split the sequence.")
     tensor: int = Field(default=1, description="Devices that split heads and hidden features.")
+
+    def sizes(self) -> dict[str, int]:
+        """The size of each axis, by name."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @model_validator(mode="after")
+    def _sizes_count_devices(self) -> Self:
+        for axis, size in self.sizes().items():
+            if size < 1:
+                raise ValueError(f"axis {axis} has size {size}; the size of a mesh axis is at least 1")
+        return self
 
 
 class MeshConfig(AxisSizes):
@@ -55,15 +88,33 @@ class MeshConfig(AxisSizes):
     )
 
     @model_validator(mode="after")
-    def _one_free_axis(self) -> Self:
-        sizes = {axis: getattr(self, axis) for axis in AXES}
-        wrong = {axis: size for axis, size in sizes.items() if size == 0 or size < -1}
-        if wrong:
-            raise ValueError(f"mesh sizes are at least 1, or -1 to fill up; got {wrong}")
-        free = [axis for axis, size in sizes.items() if size == -1]
+    def _sizes_count_devices(self) -> Self:
+        for axis, size in self.sizes().items():
+            if size == 0 or size < -1:
+                raise ValueError(f"mesh.{axis}={size}: the size of a mesh axis is at least 1, or -1 to take the devices that are left")
+        free = [axis for axis, size in self.sizes().items() if size == -1]
         if len(free) > 1:
-            raise ValueError(f"only one mesh axis may be -1; got {', '.join(free)}")
+            raise ValueError(f"only one mesh axis may be -1; got {', '.join(f'mesh.{axis}' for axis in free)}")
         return self
+
+    def totals(self) -> dict[str, int]:
+        """The size of each axis over all slices; -1 for one that takes the devices that are left."""
+        across = self.cross_slice.sizes()
+        return {axis: -1 if size == -1 else size * across[axis] for axis, size in self.sizes().items()}
+
+    def filled(self, device_count: int) -> AxisSizes:
+        """The in-slice sizes on `device_count` devices in all. Raises ConfigError where they don't fit."""
+        sizes, across = self.sizes(), prod(self.cross_slice.sizes().values())
+        free = [axis for axis, size in sizes.items() if size == -1]
+        fixed = prod(size for size in sizes.values() if size != -1) * across
+        if device_count % fixed or (not free and device_count != fixed):
+            asked = ", ".join(f"{axis}={size}" for axis, size in sizes.items() if size not in (1, -1)) or "all axes 1"
+            slices = f" on {across} slices" if across > 1 else ""
+            count = f"a multiple of {fixed}" if free else str(fixed)
+            raise ConfigError(
+                f"the mesh ({asked}{slices}) needs {count} devices, and there are {device_count}; mesh.fsdp=-1 takes what is left"
+            )
+        return AxisSizes(**{axis: device_count // fixed if size == -1 else size for axis, size in sizes.items()})
 
 
 class SourceConfig(Section):
@@ -282,13 +333,16 @@ class RunSection(Section):
 
     root: str = Field(default="runs", description="Folder (or URL) that holds run directories.")
     name: str | None = Field(default=None, description="Name of the run's directory; none: the preset's name and the time.")
+    imports: tuple[str, ...] = Field(
+        default=(), description="Modules with families and blocks of your own, imported first; --import adds to them."
+    )
 
 
 class RunConfig(Section):
     """A whole run."""
 
     run: RunSection = Field(default_factory=RunSection, description="Where the run lives.")
-    model: ModelConfig = Field(default_factory=ModelConfig, description="What the model is.")
+    model: SerializeAsAny[ModelConfig] = Field(default_factory=ModelConfig, description="What the model is.")
     data: DataConfig = Field(default_factory=DataConfig, description="Where tokens come from.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="The loop.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="How gradients become updates.")
@@ -300,13 +354,8 @@ class RunConfig(Section):
     sample: SampleConfig = Field(default_factory=SampleConfig, description="Text generated at the end.")
 
     @model_validator(mode="after")
-    def _warmup_fits(self) -> Self:
-        warmup = self.warmup_steps
-        if warmup > self.train.steps:
-            raise ValueError(
-                f"optimizer.schedule.warmup_steps={warmup} is longer than the run, train.steps={self.train.steps}; "
-                f"allowed: 0 to {self.train.steps}"
-            )
+    def _sections_fit(self) -> Self:
+        check_run(self)
         return self
 
     @property

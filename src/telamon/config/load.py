@@ -1,0 +1,251 @@
+"""Loading a run's config: defaults, model preset, run file and overrides, in this order, and where each value came from.
+
+Reading a config has no side effects: nothing is written, and no device is touched.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from telamon.config import keys, messages, presets, registry, yamlio
+from telamon.config.schema import ModelConfig, RunConfig, RunSection
+from telamon.errors import ConfigError
+
+# Stands first in a saved config, which holds every value, so that a preset has nothing to add when it is read again.
+RESOLVED = "resolved_by"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One source of values, as nested dicts; `place` says where, such as "in tiny.yml"."""
+
+    place: str
+    values: dict[str, Any]
+    typed: bool = False  # on the command line, so that an error needn't say where
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A value that a source gave to a key."""
+
+    value: Any
+    place: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A config, the name of the run file it came from, and the sources of its values, oldest first."""
+
+    config: RunConfig
+    name: str
+    layers: tuple[Layer, ...]
+
+    def value(self, key: str) -> Any:
+        """The value at a dotted key. Raises ConfigError for a key that doesn't exist."""
+        try:
+            return _at(_plain(self.config.model_dump()), key.split("."))
+        except KeyError:
+            near = keys.nearest(type(self.config.model), key)
+            raise ConfigError(f"unknown key {key}" + (f"; did you mean {near}?" if near else "; see `telamon config show`")) from None
+
+    def origins(self, key: str) -> tuple[Origin, ...]:
+        """Every value that was given to `key`, the one that counts first, the schema's default last."""
+        self.value(key)
+        found = list(_origins(self.layers, key.split(".")))
+        described = keys.find(type(self.config.model), key)
+        if described is not None and described.default is not ...:
+            found.append(Origin(_plain(described.default), "by default"))
+        return tuple(found)
+
+    def origin(self, key: str) -> str:
+        """The same in words: "32 from the override (model.d_model=32), 64 in the preset x, 256 by default"."""
+        return ", ".join(f"{messages.show(origin.value)} {origin.place}" for origin in self.origins(key))
+
+
+def load_run(source: str | Path | None = None, overrides: Sequence[str] = (), *, imports: Sequence[str] = ()) -> Loaded:
+    """The config of a run.
+
+    `source` is a YAML file (path or URL), a run directory, or the name of a run preset; None starts from the defaults.
+    `overrides` are texts like `train.steps=200`, whose values are YAML. `imports` are modules with a user's families and
+    blocks, added to `run.imports`. Raises ConfigError.
+    """
+    name, file = ("run", None) if source is None else _read_source(str(source))
+    resolved = file is not None and file.values.pop(RESOLVED, None) is not None
+    own = [layer for layer in (file, *map(_override, overrides)) if layer is not None]
+    if imports:
+        listed = _given(own, "run.imports", ())
+        if isinstance(listed, tuple):  # else its own error comes below
+            own.append(Layer("from --import", {"run": {"imports": (*listed, *imports)}}))
+    run = _validate(RunSection, "run", _merged({"run": _defaults(RunSection)}, own).get("run"))
+    registry.import_plugins(run.imports if isinstance(run, RunSection) else ())
+
+    layers = [*_preset(own, resolved), *own]
+    model = registry.family(_given(layers, "model.family", ModelConfig.model_fields["family"].default))
+    merged = _merged({**_defaults(RunConfig), "model": _defaults(model)}, layers)
+    return Loaded(_build(merged, model, layers), name, tuple(layers))
+
+
+def fingerprint(config: RunConfig) -> str:
+    """A hash of all values of a config: equal for equal configs, in any process."""
+    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The config with every value written out; loading it again gives an equal config, whatever became of its presets."""
+    from telamon import __version__
+
+    return yamlio.dump({RESOLVED: f"telamon {__version__}", **_plain(config.model_dump())})
+
+
+def save(config: RunConfig, path: str | Path) -> None:
+    """Write :func:`to_yaml` to a path or fsspec URL, whose folder must exist."""
+    yamlio.write(path, to_yaml(config))
+
+
+def _read_source(source: str) -> tuple[str, Layer]:
+    path = Path(source)
+    if "://" in source or path.suffix in (".yml", ".yaml") or path.is_file():
+        return path.stem, Layer(f"in {source}", yamlio.read(source))
+    if path.is_dir():
+        return path.name, Layer(f"in {source}/config.yaml", yamlio.read(path / "config.yaml"))
+    if path.name != source:
+        raise ConfigError(f"no config file {source}, and no run directory of that name")
+    return source, Layer(f"in the run preset {source}", yamlio.read(presets.find("runs", source)))
+
+
+def _override(text: str) -> Layer:
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"{messages.show(text)} is not an override; write key=value, such as train.steps=200")
+    values = yamlio.parse(value, f"the override {messages.show(text)}")
+    for part in reversed(parts):
+        values = {part: values}
+    return Layer(f"from the override ({messages.line(text)})", values, typed=True)
+
+
+def _preset(own: list[Layer], resolved: bool) -> Iterator[Layer]:
+    name = _given(own, "model.preset", None)
+    if name is None or name == "none":
+        return
+    if resolved:
+        saved = _given(own[:1], "model.preset", None)
+        if name != saved:
+            raise ConfigError(f"model.preset={name} comes too late: {own[0].place.removeprefix('in ')} holds every size already")
+        return
+    if not isinstance(name, str):
+        raise ConfigError(f"model.preset={messages.show(name)} must be the name of a preset; see `telamon models list`")
+    yield Layer(f"in the preset {name}", {"model": yamlio.read(presets.find("models", name))})
+
+
+def _build(merged: dict[str, Any], model: type[ModelConfig], layers: list[Layer]) -> RunConfig:
+    sections: dict[str, BaseModel] = {}
+    errors: list[dict[str, Any]] = []
+    for name, value in merged.items():
+        field = RunConfig.model_fields.get(name)
+        if field is None:
+            errors.append({"type": "extra_forbidden", "loc": (name,), "input": value})
+            continue
+        section = _validate(model if name == "model" else field.annotation, name, value)
+        errors.extend(section) if isinstance(section, list) else sections.update({name: section})
+    if errors:
+        raise messages.refuse(errors, model, lambda path: _place(layers, path))
+    return RunConfig.model_validate(sections)
+
+
+def _validate(section: Any, name: str, value: Any) -> Any:
+    """The section, or the list of what is wrong with it."""
+    try:
+        return section.model_validate(value)
+    except ValidationError as error:
+        return [{**item, "loc": (name, *item["loc"])} for item in error.errors(include_url=False)]
+
+
+def _defaults(section: type[BaseModel]) -> dict[str, Any]:
+    fields = section.model_fields.items()
+    return _plain({name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()})
+
+
+def _merged(base: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
+    for layer in layers:
+        base = _overlay(base, layer.values)
+    return base
+
+
+def _overlay(base: Any, over: Any) -> Any:
+    """`over` on top of `base`: mappings key by key, list items by index where `over` names indices, all else replaced."""
+    if isinstance(base, dict) and over is None:
+        return base  # a section left empty in a file, all its lines commented out
+    if isinstance(base, tuple) and isinstance(over, dict) and over and all(map(_is_index, over)):
+        items = dict(enumerate(base))
+        for index, value in over.items():
+            items[int(index)] = _overlay(items.get(int(index)), value)
+        if set(items) != set(range(len(items))):
+            raise ConfigError(f"list index {max(items)} leaves a gap: the list has {len(base)} items, numbered from 0")
+        return tuple(items[index] for index in range(len(items)))
+    if isinstance(base, dict) and isinstance(over, dict):
+        return {**base, **{key: _overlay(base.get(key), value) for key, value in over.items()}}
+    return over
+
+
+def _is_index(key: str) -> bool:
+    return key.isdecimal() and len(key) < 10
+
+
+def _at(values: Any, path: Sequence[str]) -> Any:
+    """The value at `path`; KeyError where there is none."""
+    for part in path:
+        if isinstance(values, dict):
+            values = values[part]
+        elif isinstance(values, tuple) and _is_index(part) and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            raise KeyError(part)
+    return values
+
+
+def _origins(layers: Sequence[Layer], path: Sequence[str]) -> Iterator[Origin]:
+    """Newest first; sources that a newer one hides altogether (a list replaced as a whole) are left out."""
+    for layer in reversed(layers):
+        values: Any = layer.values
+        for part in path:
+            if isinstance(values, dict) and part not in values:
+                break
+            try:
+                values = _at(values, [part])
+            except KeyError:
+                return
+        else:
+            if not isinstance(values, dict):  # a section has no value of its own
+                yield Origin(values, layer.place)
+
+
+def _given(layers: Sequence[Layer], key: str, default: Any) -> Any:
+    return next((origin.value for origin in _origins(layers, key.split("."))), default)
+
+
+def _place(layers: Sequence[Layer], path: str) -> str:
+    return next(("" if layer.typed else layer.place for layer in reversed(layers) if _sets(layer, path)), "")
+
+
+def _sets(layer: Layer, path: str) -> bool:
+    try:
+        _at(layer.values, path.split("."))
+    except KeyError:
+        return False
+    return True
+
+
+def _plain(value: Any) -> Any:
+    """Models as dicts, all the way down."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value
