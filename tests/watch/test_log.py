@@ -8,7 +8,9 @@ from rich.console import Console
 from telamon.watch.log import banner, facts, human_bytes, human_seconds
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (31_400_000, "31.4 MB"), (2.5e15, "2.5 PB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (31_400_000, "31.4 MB"), (2.5e15, "2.5 PB")]
+)
 def test_bytes(count, text):
     assert human_bytes(count) == text
 

@@ -28,7 +28,9 @@ def steps_traced(calls, window, first, last, tmp_path):
     return traced
 
 
-@pytest.mark.parametrize(("first", "last", "expected"), [(0, 20, [10, 11, 12]), (11, 20, [11, 12]), (0, 12, [10, 11]), (13, 20, []), (0, 5, [])])
+@pytest.mark.parametrize(
+    ("first", "last", "expected"), [(0, 20, [10, 11, 12]), (11, 20, [11, 12]), (0, 12, [10, 11]), (13, 20, []), (0, 5, [])]
+)
 def test_the_window_holds_its_steps_also_when_a_run_starts_or_ends_inside(calls, tmp_path, first, last, expected):
     assert steps_traced(calls, "10:13", first, last, tmp_path) == expected
     assert calls == ([("start", str(tmp_path / "profile")), "stop"] if expected else [])

@@ -1,6 +1,6 @@
 """Peaks, FLOPs and rates against figures worked out by hand."""
 
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,6 +15,11 @@ from telamon.watch.throughput import (
     flops_per_token,
     measured_cpu_peak,
 )
+
+
+class Device(NamedTuple):
+    platform: str
+    device_kind: str
 
 
 @pytest.mark.parametrize(
@@ -43,7 +48,7 @@ def test_peaks_are_dense_and_per_device(kind, tflops, gigabytes):
 @pytest.mark.parametrize("kind", ["Riesenrechner 9", "NVIDIA H100 PCIe", "TPU v2", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
 def test_an_unknown_device_gets_no_mfu_and_a_line_that_says_why(kind):
     """A guess (the SXM board's figure for the slower PCIe board, say) would be wrong by tens of per cent."""
-    peak, line = find_peak(SimpleNamespace(platform="gpu", device_kind=kind))  # pyright: ignore[reportArgumentType]
+    peak, line = find_peak(Device(platform="gpu", device_kind=kind))
     assert peak is None
     assert kind in line and "no MFU" in line and "watch.peak_tflops" in line
     meter = Throughput(flops_per_token=1.0, peak=None, devices=1)
@@ -54,8 +59,8 @@ def test_an_unknown_device_gets_no_mfu_and_a_line_that_says_why(kind):
 
 
 def test_the_config_overrides_the_table():
-    device = SimpleNamespace(platform="gpu", device_kind="NVIDIA H200")
-    peak, line = find_peak(device, override_tflops=500)  # pyright: ignore[reportArgumentType]
+    device = Device(platform="gpu", device_kind="NVIDIA H200")
+    peak, line = find_peak(device, override_tflops=500)
     assert peak is not None and peak.flops == 500e12 and "watch.peak_tflops" in line
 
 

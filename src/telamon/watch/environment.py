@@ -48,7 +48,10 @@ def describe_environment() -> dict[str, Any]:
         "packages": package_versions(),
         "git": git_state(),
         "system": platform.platform(),
-        "cpu": {"model": _cpu_model(), "cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count()},
+        "cpu": {
+            "model": _cpu_model(),
+            "cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count(),
+        },
         "memory_bytes": psutil.virtual_memory().total,
         "devices": _devices(),
         "variables": {name: value for name, value in sorted(os.environ.items()) if VARIABLES.match(name)},

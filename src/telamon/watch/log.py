@@ -1,5 +1,6 @@
 """How a command speaks: banners for its phases, plain lines, tables of two columns."""
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -36,13 +37,10 @@ def facts(console: "Console", values: Mapping[str, object]) -> None:
 
 def human_bytes(count: float) -> str:
     """A number of bytes in decimal units, such as ``31.4 MB``."""
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if abs(count) < 1000:
-            break
-        count /= 1000
-    else:
-        unit = "PB"
-    return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
+    if abs(count) < 1000:
+        return f"{count:.0f} bytes"
+    power = min(int(math.log10(abs(count)) // 3), 5)
+    return f"{count / 1000**power:.1f} {('', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
 
 
 def human_seconds(seconds: float) -> str:

@@ -12,10 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import jax
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,21 @@ def _best_seconds(call: Callable[[], object], seconds: float) -> float:
     return best
 
 
-def find_peak(device: "jax.Device", *, override_tflops: float | None = None) -> tuple[Peak | None, str]:
+class Device(Protocol):
+    """What is asked of a `jax.Device`."""
+
+    @property
+    def platform(self) -> str:
+        """Such as ``cpu``."""
+        ...
+
+    @property
+    def device_kind(self) -> str:
+        """Such as ``TPU v6 lite``."""
+        ...
+
+
+def find_peak(device: Device, *, override_tflops: float | None = None) -> tuple[Peak | None, str]:
     """The peak that MFU is quoted against, and a line that says which it is or why there is none.
 
     Args:

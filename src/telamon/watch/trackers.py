@@ -130,13 +130,15 @@ class TensorBoardTracker:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        events: Any = event_pb2  # its names are made at import time, which a type checker cannot see
+        summaries: Any = summary_pb2
+        self._event, self._summary = events.Event, summaries.Summary
         self._records = RecordWriter(
             _open_binary(join(folder, f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"))
         )
         self._write(file_version="brain.Event:2")
         # A START tells TensorBoard to drop what earlier files hold from this step on.
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        start = events.SessionLog(status=events.SessionLog.START)
         self._write(step=first_step, session_log=start)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -157,7 +159,7 @@ def _open_binary(path: str) -> IO[bytes]:
     if is_url(path):
         import fsspec
 
-        return fsspec.open(path, "wb").open()
+        return fsspec.open(path, "wb").open()  # pyright: ignore[reportAttributeAccessIssue]
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         return open(path, "xb")
