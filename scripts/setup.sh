@@ -39,12 +39,12 @@ fits() { "$1" -c 'import ensurepip, ssl, sys, venv; sys.exit(sys.version_info < 
 find_python() {
     for name in python3.12 python3.13 python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/python3; do
         if fits "$name"; then
-            # A shim may mean another Python in another folder, so ask for the one behind it.
-            "$name" -c 'import sys; print(sys.executable)'
+            # The one behind a shim or an activated environment, which may be the very .venv to be replaced.
+            "$name" -c 'import sys; print(sys._base_executable)'
             return
         fi
     done
-    found=$(uv python find '>=3.12' 2>/dev/null) && fits "$found" && echo "$found"
+    found=$(uv python find --system '>=3.12' 2>/dev/null) && fits "$found" && echo "$found"
 }
 
 install_with_uv() {
@@ -70,7 +70,10 @@ trap 'exit 130' INT TERM HUP
 
 # One set-up at a time. The lock belongs to this shell's open file, so it ends with the shell, however that ends.
 exec 9>.cache/setup.lock
-"$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
+"$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)' 2>/dev/null || {
+    say "waiting for another set-up of this folder to end"
+    "$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
+}
 whole && exit 0
 
 # Without a mark, .venv was left half built. The mark is written last.
