@@ -114,6 +114,14 @@ def test_a_run_that_has_logged_nothing_still_gets_a_page(tmp_path):
     assert "<svg" not in Path(write_report(tmp_path)).read_text()
 
 
+def test_a_loss_that_was_not_finite_is_left_out_of_the_curve(tmp_path):
+    for name, line in (("with", '{"step": 2, "loss": null}\n'), ("without", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n' + line + '{"step": 3, "loss": 2.0}\n')
+    with_null, without = (Path(write_report(tmp_path / name)).read_text() for name in ("with", "without"))
+    assert with_null.replace("with<", "without<") == without
+
+
 def test_the_gzip_line_lies_where_a_value_of_that_size_would():
     chart = line_chart("t", [Series("a", [(0, 1.0), (1, 3.0), (2, 2.0)], "train")], reference=Reference("gzip", 2.0))
     path = re.search(r'class="line train"><path d="M[^"]*L[\d.]+ ([\d.]+)"', chart)

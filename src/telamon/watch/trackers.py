@@ -107,10 +107,9 @@ def _dump(line: Mapping[str, Any]) -> str:
 def parse_lines(text: str) -> list[dict[str, Any]]:
     """Lines of a `metrics.jsonl`; an unfinished last line (a killed process) is left out."""
     lines = []
-    for raw in text.splitlines(keepends=True):
+    for raw in text.splitlines():
         with contextlib.suppress(json.JSONDecodeError):
-            if raw.endswith("\n"):
-                lines.append(json.loads(raw))
+            lines.append(json.loads(raw))
     return lines
 
 
