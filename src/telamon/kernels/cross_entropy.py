@@ -1,0 +1,109 @@
+"""Cross-entropy over a large vocabulary, a chunk of tokens at a time.
+
+The logits of the whole batch, [B, T, V] in float32, are often the largest array of a training step. Here only one chunk
+exists at a time, and its gradient is taken while it exists: the backward pass neither keeps logits nor makes them again.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class CrossEntropy(NamedTuple):
+    """Sums over the trained tokens."""
+
+    objective: jax.Array
+    """nll + z_loss * squared log-normalisers, in nats; the only part with a gradient."""
+    nll: jax.Array
+    """Negative log-likelihood, in nats."""
+    correct: jax.Array
+    """Tokens whose most likely next token is the target."""
+
+
+def reference_cross_entropy(hidden: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.Array, *, z_loss: float = 0.0) -> CrossEntropy:
+    """The same sums from whole logits; arguments as in `cross_entropy`."""
+    logits_BTV = jnp.einsum("btd,dv->btv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    return _sums(logits_BTV, targets, mask, z_loss)
+
+
+def cross_entropy(
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.Array, *, chunk: int, z_loss: float = 0.0
+) -> CrossEntropy:
+    """Sums of the loss over a batch, without its logits.
+
+    Args:
+        hidden: last hidden states [B, T, D], in the compute type.
+        head: output matrix [D, V], float32.
+        targets: token ids [B, T].
+        mask: weight of each target [B, T], 0 or 1.
+        chunk: tokens whose logits exist at one time (rounded to whole columns of the batch).
+        z_loss: weight of the squared log-normaliser (PaLM, Chowdhery et al. 2022, section 5).
+
+    Returns:
+        Sums, undivided; the caller divides once by the tokens of the whole step.
+    """
+    B, T, _ = hidden.shape
+    columns = max((c for c in range(1, T + 1) if T % c == 0 and c * B <= max(chunk, B)), default=1)
+    objective, nll, correct = _chunked(columns, float(z_loss), hidden, head, targets, mask.astype(jnp.float32))
+    return CrossEntropy(objective, jax.lax.stop_gradient(nll), jax.lax.stop_gradient(correct))
+
+
+def _sums(logits: jax.Array, targets: jax.Array, mask: jax.Array, z_loss: float) -> CrossEntropy:
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    nll = jnp.sum(mask * (log_z - target_logit))
+    objective = nll + z_loss * jnp.sum(mask * jnp.square(log_z)) if z_loss else nll
+    correct = jnp.sum(mask * (target_logit >= jnp.max(logits, axis=-1)))
+    return CrossEntropy(objective, nll, correct)
+
+
+def _chunks(x: jax.Array, columns: int) -> jax.Array:
+    """[B, T, ...] -> [T / columns, B, columns, ...]: rows stay whole, so a sharded batch stays where it is."""
+    B, T = x.shape[:2]
+    return jnp.moveaxis(x.reshape(B, T // columns, columns, *x.shape[2:]), 1, 0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _chunked(columns: int, z_loss: float, hidden, head, targets, mask):
+    head_cast = head.astype(hidden.dtype)
+
+    def one(sums, part):
+        hidden_BCD, targets_BC, mask_BC = part
+        logits_BCV = jnp.einsum("bcd,dv->bcv", hidden_BCD, head_cast, preferred_element_type=jnp.float32)
+        return jax.tree.map(jnp.add, sums, _sums(logits_BCV, targets_BC, mask_BC, z_loss)), None
+
+    zero = CrossEntropy(*(jnp.zeros((), jnp.float32),) * 3)
+    sums, _ = jax.lax.scan(one, zero, tuple(_chunks(x, columns) for x in (hidden, targets, mask)))
+    return tuple(sums)
+
+
+def _chunked_forward(columns: int, z_loss: float, hidden, head, targets, mask):
+    """The sums, and as residuals the gradients of the objective for a cotangent of 1."""
+    head_cast = head.astype(hidden.dtype)
+
+    def one(carry, part):
+        sums, d_head_DV = carry
+        hidden_BCD, targets_BC, mask_BC = part
+        logits_BCV = jnp.einsum("bcd,dv->bcv", hidden_BCD, head_cast, preferred_element_type=jnp.float32)
+        d_logits = jax.grad(lambda logits: _sums(logits, targets_BC, mask_BC, z_loss).objective)(logits_BCV).astype(hidden.dtype)
+        d_hidden_BCD = jnp.einsum("bcv,dv->bcd", d_logits, head_cast)
+        d_head_DV += jnp.einsum("bcd,bcv->dv", hidden_BCD, d_logits, preferred_element_type=jnp.float32)
+        sums = jax.tree.map(jnp.add, sums, _sums(logits_BCV, targets_BC, mask_BC, z_loss))
+        return (sums, d_head_DV), d_hidden_BCD
+
+    zero = CrossEntropy(*(jnp.zeros((), jnp.float32),) * 3)
+    parts = tuple(_chunks(x, columns) for x in (hidden, targets, mask))
+    (sums, d_head), d_hidden = jax.lax.scan(one, (zero, jnp.zeros(head.shape, jnp.float32)), parts)
+    d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden.shape)
+    return tuple(sums), (d_hidden, d_head)
+
+
+def _chunked_backward(columns: int, z_loss: float, residuals, cotangents):
+    d_hidden, d_head = residuals
+    by = cotangents[0]  # nll and correct are measurements: their cotangents are zero by stop_gradient
+    return (d_hidden * by.astype(d_hidden.dtype), d_head * by, None, None)
+
+
+_chunked.defvjp(_chunked_forward, _chunked_backward)

@@ -1,0 +1,107 @@
+"""Grouped-query attention (Ainslie et al. 2023) with rotary positions and, if wanted, normalised queries and keys."""
+
+from typing import Annotated, Self
+
+import jax
+from flax import nnx
+from pydantic import Field, model_validator
+
+from telamon.config.schema import Positive
+from telamon.kernels.attention import attention
+from telamon.layers.linear import from_heads, to_heads
+from telamon.layers.norm import RMSNorm
+from telamon.layers.param import matrix, vector
+from telamon.layers.parts import Aux, Context, MixerConfig, register
+from telamon.layers.rope import RopeConfig, rotate
+from telamon.parallel.rules import constrain
+
+
+@register
+class AttentionConfig(MixerConfig):
+    """N query heads share K key-value heads in groups of N / K."""
+
+    kind: str = "attention"
+    n_heads: Positive = Field(description="Query heads N.")
+    n_kv_heads: Positive = Field(description="Key-value heads K; a divisor of n_heads.")
+    head_dim: Annotated[int, Field(gt=0, multiple_of=2)] = Field(description="Features of a head H.")
+    rope: RopeConfig = Field(default_factory=RopeConfig, description="Rotary positions.")
+    qk_norm: bool = Field(False, description="RMSNorm over each head's queries and keys before the rotation (Qwen3).")
+    norm_eps: float = Field(1e-6, description="Epsilon of qk_norm.")
+    qkv_bias: bool = Field(False, description="Biases on queries, keys and values.")
+    out_bias: bool = Field(False, description="Bias on the output map.")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads={self.n_heads} is not divisible by n_kv_heads={self.n_kv_heads}")
+        return self
+
+    @property
+    def attention_width(self) -> int:
+        """N times H."""
+        return self.n_heads * self.head_dim
+
+    def cache_shapes(self, *, batch: int, length: int) -> dict[str, tuple[int, ...]]:
+        """Keys, already rotated, and values: [B, S, K, H] each."""
+        shape = (batch, length, self.n_kv_heads, self.head_dim)
+        return {"k": shape, "v": shape}
+
+    def build(self, *, d_model: int, n_layers: int, rngs: nnx.Rngs) -> "Attention":
+        """See `MixerConfig`."""
+        return Attention(self, d_model=d_model, n_layers=n_layers, rngs=rngs)
+
+
+class Attention(nnx.Module):
+    """Weights: query [D, N, H], key and value [D, K, H], out [N, H, D]."""
+
+    def __init__(self, config: AttentionConfig, *, d_model: int, n_layers: int, rngs: nnx.Rngs):
+        self.config = config
+        N, K, H = config.n_heads, config.n_kv_heads, config.head_dim
+        self.query = matrix(rngs, (d_model, N, H), axes=("embed", "heads", "head_dim"), inputs=1)
+        self.key = matrix(rngs, (d_model, K, H), axes=("embed", "kv_heads", "head_dim"), inputs=1)
+        self.value = matrix(rngs, (d_model, K, H), axes=("embed", "kv_heads", "head_dim"), inputs=1)
+        self.out = matrix(rngs, (N, H, d_model), axes=("heads", "head_dim", "embed"), inputs=2, scale=(2 * n_layers) ** -0.5)
+        if config.qkv_bias:
+            self.query_bias = vector((N, H), axes=("heads", "head_dim"), fill=0.0)
+            self.key_bias = vector((K, H), axes=("kv_heads", "head_dim"), fill=0.0)
+            self.value_bias = vector((K, H), axes=("kv_heads", "head_dim"), fill=0.0)
+        if config.out_bias:
+            self.out_bias = vector((d_model,), axes=("norm",), fill=0.0)
+        if config.qk_norm:
+            self.query_norm = RMSNorm(H, eps=config.norm_eps)
+            self.key_norm = RMSNorm(H, eps=config.norm_eps)
+
+    def __call__(self, x_BTD: jax.Array, ctx: Context, cache: dict[str, jax.Array] | None) -> tuple[jax.Array, dict[str, jax.Array] | None, Aux]:
+        """[B, T, D] -> [B, T, D]; a cache is written at `ctx.write_index` and read whole."""
+        config = self.config
+        q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)
+        inverse_frequencies = config.rope.inverse_frequencies(config.head_dim)
+        q_BTNH = rotate(q_BTNH, positions=ctx.positions, inverse_frequencies=inverse_frequencies)
+        k_BTKH = rotate(k_BTKH, positions=ctx.positions, inverse_frequencies=inverse_frequencies)
+        k, v = k_BTKH, v_BTKH
+        if cache is not None:
+            assert ctx.write_index is not None, "a cache needs the slot to write"
+            k = jax.lax.dynamic_update_slice_in_dim(cache["k"], k_BTKH.astype(cache["k"].dtype), ctx.write_index, axis=1)
+            v = jax.lax.dynamic_update_slice_in_dim(cache["v"], v_BTKH.astype(cache["v"].dtype), ctx.write_index, axis=1)
+            cache = {"k": k, "v": v}
+        mixed_BTNH = attention(
+            constrain(q_BTNH, "batch", "seq", "heads", "head_dim"),
+            k,
+            v,
+            q_positions=ctx.positions,
+            q_segments=ctx.segments,
+            k_positions=ctx.key_positions,
+            k_segments=ctx.key_segments,
+            scale=config.head_dim**-0.5,
+            aligned=cache is None,
+        )
+        return from_heads(mixed_BTNH, self.out[...], self.out_bias[...] if config.out_bias else None), cache, {}
+
+    def _project(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        bias = self.config.qkv_bias
+        q_BTNH = to_heads(x_BTD, self.query[...], self.query_bias[...] if bias else None)
+        k_BTKH = to_heads(x_BTD, self.key[...], self.key_bias[...] if bias else None)
+        v_BTKH = to_heads(x_BTD, self.value[...], self.value_bias[...] if bias else None)
+        if self.config.qk_norm:
+            q_BTNH, k_BTKH = self.query_norm(q_BTNH), self.key_norm(k_BTKH)
+        return q_BTNH, k_BTKH, v_BTKH

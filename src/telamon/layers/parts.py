@@ -1,0 +1,98 @@
+"""What a mixer and an ffn are: frozen configs found by `kind` in an open registry, each of which builds its module.
+
+A family file or a user's module adds its own::
+
+    @register
+    class MyMixer(MixerConfig):
+        kind: str = "my_mixer"
+        def build(self, *, d_model: int, n_layers: int, rngs: nnx.Rngs) -> Mixer: ...
+"""
+
+import abc
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import jax
+from flax import nnx
+from pydantic import BeforeValidator, SerializeAsAny
+
+from telamon.config.schema import Section
+
+Aux = dict[str, tuple[jax.Array, jax.Array]]
+"""Named auxiliary terms as (sum, denominator) pairs of scalars, added up over layers."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Context:
+    """What every layer may read. Queries are this call's tokens; keys are the cache's when there is one, else the queries.
+
+    A query sees a key when both are real (segment > 0), in the same segment, and the key's position is not later. That one
+    rule serves packed rows, left and right padding, prefill and decode.
+    """
+
+    tokens: jax.Array
+    """Token ids [B, T]."""
+    positions: jax.Array
+    """Positions within the document [B, T]."""
+    segments: jax.Array
+    """Document of each query within its row [B, T], 0 for padding."""
+    key_positions: jax.Array
+    """Positions of the keys [B, S]."""
+    key_segments: jax.Array
+    """Documents of the keys [B, S], 0 for padding and for slots not yet written."""
+    write_index: jax.Array | None = None
+    """First cache slot that this call writes; None without a cache."""
+
+
+class PartConfig(Section, abc.ABC):
+    """A part of a block, described as data."""
+
+    kind: str
+
+    @abc.abstractmethod
+    def build(self, *, d_model: int, n_layers: int, rngs: nnx.Rngs) -> nnx.Module:
+        """The module for a stream of width `d_model`; `n_layers` scales the initial size of what is added to the stream."""
+
+
+class MixerConfig(PartConfig):
+    """Mixes positions. Its module is `(x [B, T, D], ctx, cache | None) -> (y [B, T, D], cache | None, Aux)`."""
+
+    @abc.abstractmethod
+    def cache_shapes(self, *, batch: int, length: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the arrays the mixer keeps between calls, for `length` positions."""
+
+    @property
+    def attention_width(self) -> int:
+        """Query heads times head size, for the FLOPs rule; 0 for a mixer without attention."""
+        return 0
+
+
+class FfnConfig(PartConfig):
+    """Acts on each position alone. Its module is `(x [B, T, D], ctx) -> (y [B, T, D], Aux)`."""
+
+
+_PARTS: dict[str, type[PartConfig]] = {}
+
+
+def register[P: type[PartConfig]](cls: P) -> P:
+    """Class decorator: makes a part known by the default of its `kind`."""
+    kind = cls.model_fields["kind"].default
+    known = _PARTS.get(kind)
+    if known is not None and known.__qualname__ != cls.__qualname__:
+        raise ValueError(f"a part of kind {kind!r} is registered already: {known.__module__}.{known.__qualname__}")
+    _PARTS[kind] = cls
+    return cls
+
+
+def _by_kind(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("kind")
+    if kind not in _PARTS:
+        raise ValueError(f"no part of kind {kind!r}; known: {', '.join(sorted(_PARTS))}")
+    return _PARTS[kind].model_validate(value)
+
+
+AnyMixer = Annotated[SerializeAsAny[MixerConfig], BeforeValidator(_by_kind)]
+AnyFfn = Annotated[SerializeAsAny[FfnConfig], BeforeValidator(_by_kind)]

@@ -1,0 +1,8 @@
+"""What a model is: its spec, the decoder, and one file per family.
+
+Importing this package registers every family file in it, by the same `register_family` that a user's module calls.
+"""
+
+from telamon.models import llama, qwen3
+
+__all__ = ["llama", "qwen3"]

@@ -1,0 +1,173 @@
+"""The decoder: embed, stacks of blocks, norm, head. One forward serves training, prefill and decoding."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from telamon.layers.norm import RMSNorm
+from telamon.layers.param import table
+from telamon.layers.parts import Aux, Context
+from telamon.models.spec import BlockSpec, ModelSpec, StackSpec
+from telamon.parallel.rules import constrain
+
+REMAT_POLICIES = {
+    "none": None,
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """How a model is run, as opposed to what it is."""
+
+    dtype: str = "float32"
+    """Type of activations."""
+    remat: Literal["none", "full", "dots"] = "none"
+    """What the backward pass makes again (a name of `REMAT_POLICIES`)."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cache:
+    """What a model keeps between calls while it generates."""
+
+    layers: list
+    """For each stack, for each block of its pattern, the mixer's arrays with a leading layer axis."""
+    positions: jax.Array
+    """Positions of the slots' tokens [B, S]."""
+    segments: jax.Array
+    """1 where a slot holds a real token, 0 for padding and for slots not yet written [B, S]."""
+    length: jax.Array
+    """Slots written so far, int32 scalar."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a forward gives."""
+
+    hidden: jax.Array
+    """Normed hidden states [B, T, D], to be turned into logits by `Decoder.logits`."""
+    cache: Cache | None
+    """The cache with this call's tokens, where one was given."""
+    aux: Aux
+    """Auxiliary terms, summed over layers."""
+
+
+class Block(nnx.Module):
+    """`x += mixer(norm(x))`, then `x += ffn(norm(x))`."""
+
+    def __init__(self, spec: BlockSpec, *, d_model: int, n_layers: int, rngs: nnx.Rngs):
+        self.mixer_norm = RMSNorm(d_model, eps=spec.norm_eps)
+        self.mixer = spec.mixer.build(d_model=d_model, n_layers=n_layers, rngs=rngs)
+        self.ffn_norm = RMSNorm(d_model, eps=spec.norm_eps)
+        self.ffn = spec.ffn.build(d_model=d_model, n_layers=n_layers, rngs=rngs)
+
+    def __call__(self, stream: jax.Array, ctx: Context, cache: dict[str, jax.Array] | None) -> tuple[jax.Array, dict[str, jax.Array] | None, Aux]:
+        """Stream [B, T, D] -> stream, the mixer's cache, auxiliary terms."""
+        stream = constrain(stream, "batch", "seq", "embed")
+        mixed, cache, mixer_aux = self.mixer(self.mixer_norm(stream), ctx, cache)
+        stream = constrain(stream + mixed, "batch", "seq", "embed")
+        acted, ffn_aux = self.ffn(self.ffn_norm(stream), ctx)
+        return stream + acted, cache, add_aux(mixer_aux, ffn_aux)
+
+
+class Stack(nnx.Module):
+    """A pattern of blocks whose weights carry a leading layer axis, run under one scan."""
+
+    def __init__(self, spec: StackSpec, *, d_model: int, n_layers: int, rngs: nnx.Rngs):
+        @nnx.split_rngs(splits=spec.repeats)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def create(layer_rngs: nnx.Rngs) -> nnx.List:
+            return nnx.List([Block(block, d_model=d_model, n_layers=n_layers, rngs=layer_rngs) for block in spec.pattern])
+
+        self.blocks = create(rngs)
+
+    def __call__(self, stream: jax.Array, ctx: Context, cache: list | None, *, numerics: Numerics) -> tuple[jax.Array, list | None, Aux]:
+        """Stream [B, T, D] through all layers; `cache` is a list over the pattern, each entry with a leading layer axis."""
+        graph, weights = nnx.split(self.blocks)
+
+        def layer(stream: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple]:
+            layer_weights, layer_cache = inputs
+            aux: Aux = {}
+            written = []
+            for index, block in enumerate(nnx.merge(graph, layer_weights)):
+                stream, block_cache, block_aux = block(stream, ctx, None if layer_cache is None else layer_cache[index])
+                written.append(block_cache)
+                aux = add_aux(aux, block_aux)
+            return stream, (None if layer_cache is None else written, aux)
+
+        if numerics.remat != "none":
+            layer = jax.checkpoint(layer, policy=REMAT_POLICIES[numerics.remat], prevent_cse=False)
+        stream, (cache, aux) = jax.lax.scan(layer, stream, (weights, cache))
+        return stream, cache, jax.tree.map(lambda x: jnp.sum(x, axis=0), aux)
+
+
+class Decoder(nnx.Module):
+    """A causal language model, built from a `ModelSpec`."""
+
+    def __init__(self, spec: ModelSpec, *, rngs: nnx.Rngs, numerics: Numerics | None = None):
+        self.spec = spec
+        self.numerics = numerics or Numerics()
+        V, D, L = spec.vocab_size, spec.d_model, len(spec.blocks)
+        self.embedding = table(rngs, (V, D), axes=("vocab", "embed"), stddev=0.02)
+        self.stacks = nnx.List([Stack(stack, d_model=D, n_layers=L, rngs=rngs) for stack in spec.stacks])
+        self.norm = RMSNorm(D, eps=spec.norm_eps)
+        if not spec.tie_embeddings:
+            self.head = table(rngs, (D, V), axes=("embed", "vocab"), stddev=0.02)
+
+    def __call__(self, tokens: jax.Array, *, positions: jax.Array, segments: jax.Array, cache: Cache | None = None) -> Output:
+        """Run the model.
+
+        Args:
+            tokens: ids [B, T].
+            positions: position of each token within its document [B, T].
+            segments: document of each token within its row [B, T], 0 for padding. With a cache: 1 for real tokens.
+            cache: from `init_cache` or an earlier call; this call's tokens follow those in it.
+
+        Returns:
+            Hidden states of this call's tokens, and the cache extended by them.
+        """
+        key_positions, key_segments, index = positions, segments, None
+        if cache is not None:
+            index = cache.length
+            key_positions = jax.lax.dynamic_update_slice_in_dim(cache.positions, positions, index, axis=1)
+            key_segments = jax.lax.dynamic_update_slice_in_dim(cache.segments, segments, index, axis=1)
+        ctx = Context(tokens, positions, segments, key_positions, key_segments, index)
+        stream = self.embedding[...][tokens].astype(self.numerics.dtype)
+        aux: Aux = {}
+        layers = []
+        for number, stack in enumerate(self.stacks):
+            stream, written, stack_aux = stack(stream, ctx, None if cache is None else cache.layers[number], numerics=self.numerics)
+            layers.append(written)
+            aux = add_aux(aux, stack_aux)
+        if cache is not None:
+            cache = Cache(layers, key_positions, key_segments, cache.length + tokens.shape[1])
+        return Output(self.norm(constrain(stream, "batch", "seq", "embed")), cache, aux)
+
+    def output_head(self) -> jax.Array:
+        """The matrix from hidden states to logits [D, V], float32."""
+        return self.embedding[...].T if self.spec.tie_embeddings else self.head[...]
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Hidden states [B, T, D] -> logits [B, T, V], float32."""
+        return jnp.einsum("btd,dv->btv", hidden, self.output_head().astype(hidden.dtype), preferred_element_type=jnp.float32)
+
+    def init_cache(self, *, batch: int, length: int) -> Cache:
+        """An empty cache for `length` tokens a row, in the type of activations."""
+
+        def zeros(stack: StackSpec, block: BlockSpec) -> dict[str, jax.Array]:
+            shapes = block.mixer.cache_shapes(batch=batch, length=length)
+            return {name: jnp.zeros((stack.repeats, *shape), self.numerics.dtype) for name, shape in shapes.items()}
+
+        layers = [[zeros(stack, block) for block in stack.pattern] for stack in self.spec.stacks]
+        empty = jnp.zeros((batch, length), jnp.int32)
+        return Cache(layers, positions=empty, segments=empty, length=jnp.zeros((), jnp.int32))
+
+
+def add_aux(left: Aux, right: Aux) -> Aux:
+    """Sums and denominators added name by name."""
+    return left | {name: term if name not in left else (left[name][0] + term[0], left[name][1] + term[1]) for name, term in right.items()}

@@ -1,0 +1,97 @@
+"""From logical axes to mesh axes: two tables, one for weights and one for activations.
+
+A weight declares what its dimensions mean ("embed", "heads", ...); the tables say which mesh axes split them.
+To change how a model is sharded, change a row here; nothing else names a mesh axis.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from telamon.errors import ConfigError
+
+Rules = Mapping[str, tuple[str, ...]]
+
+WEIGHT_RULES: Rules = {
+    "layers": ("stage",),
+    "vocab": ("tensor",),
+    "embed": ("fsdp",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "head_dim": (),
+    "mlp": ("tensor",),
+    "norm": (),
+}
+
+ACTIVATION_RULES: Rules = {
+    "batch": ("data", "fsdp"),
+    "seq": ("context",),
+    "embed": (),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "head_dim": (),
+    "mlp": ("tensor",),
+    "vocab": ("tensor",),
+}
+
+
+def spec(axes: Sequence[str | None], rules: Rules) -> PartitionSpec:
+    """The partition of an array whose dimensions have these logical names (None: never split)."""
+    parts = []
+    for axis in axes:
+        names = rules[axis] if axis is not None else ()
+        parts.append(names[0] if len(names) == 1 else (names or None))
+    return PartitionSpec(*parts)
+
+
+def weight_sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
+    """Where a weight lives. A dimension that the mesh axis does not divide stays whole."""
+    partition = spec(axes, WEIGHT_RULES)
+    kept = [
+        names if names is None or size % _extent(mesh, names) == 0 else None
+        for names, size in zip(partition, shape, strict=True)
+    ]
+    return NamedSharding(mesh, PartitionSpec(*kept))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Where a batch [B, T] lives: rows over data and fsdp, positions over context."""
+    return NamedSharding(mesh, spec(("batch", "seq"), ACTIVATION_RULES))
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Pin an activation's layout at a block's border; does nothing without a mesh of several devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec(axes, ACTIVATION_RULES))
+
+
+def check_sharded(mesh: Mesh, *, shapes: Mapping[str, tuple[tuple[int, ...], NamedSharding]], limit: float) -> None:
+    """Refuse a layout that leaves more than `limit` of the parameters whole on a mesh that shards weights.
+
+    Raises:
+        ConfigError: naming the largest parameters that stay whole.
+    """
+    if math.prod(mesh.shape[axis] for axis in ("fsdp", "stage", "expert", "tensor")) == 1:
+        return
+    sizes = {path: math.prod(shape) for path, (shape, _) in shapes.items()}
+    whole = {path: sizes[path] for path, (shape, where) in shapes.items() if where.shard_shape(shape) == tuple(shape)}
+    share = sum(whole.values()) / sum(sizes.values())
+    if share > limit:
+        largest = sorted(whole, key=lambda path: -whole[path])[:3]
+        raise ConfigError(
+            f"{share:.1%} of the parameters would stay unsharded on mesh {dict(mesh.shape)} (limit mesh.replicated_limit={limit:.1%}): "
+            f"{', '.join(f'{path} {shapes[path][0]}' for path in largest)}; choose axis sizes that divide these, or raise the limit"
+        )
+
+
+def table(rules: Rules) -> str:
+    """The rules as text, a line a logical axis."""
+    return "\n".join(f"{axis:<10} {' x '.join(names) or 'whole'}" for axis, names in rules.items())
+
+
+def _extent(mesh: Mesh, names: str | tuple[str, ...]) -> int:
+    return math.prod(mesh.shape[name] for name in ((names,) if isinstance(names, str) else names))
