@@ -137,7 +137,8 @@ class Decoder(nnx.Module):
             key_positions = jax.lax.dynamic_update_slice_in_dim(cache.positions, positions, index, axis=1)
             key_segments = jax.lax.dynamic_update_slice_in_dim(cache.segments, segments, index, axis=1)
         ctx = Context(tokens, positions, segments, key_positions, key_segments, index)
-        stream = self.embedding[...][tokens].astype(self.numerics.dtype)
+        # The look-up reads a table that is whole along D: gathering from a split one would move activations instead.
+        stream = constrain(self.embedding[...], "vocab", "embed")[tokens].astype(self.numerics.dtype)
         aux: Aux = {}
         layers = []
         for number, stack in enumerate(self.stacks):

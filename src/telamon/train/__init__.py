@@ -1,0 +1,1 @@
+"""Training: state, loss, step, optimizer, and the loop that runs them."""

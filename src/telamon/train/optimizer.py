@@ -1,0 +1,89 @@
+"""From gradients to updates: clip, then AdamW or Muon with a learning rate per group."""
+
+import math
+import re
+
+import jax
+import optax
+import optax.contrib
+
+from telamon.config.schema import RunConfig
+from telamon.errors import ConfigError
+from telamon.models.weights import Model, WeightInfo, Weights, flatten
+from telamon.train.schedule import learning_rate_schedule
+
+_MUON_RMS = 0.2
+"""Root mean square of Muon's updates, as AdamW's are in practice (Liu et al. 2025, "Muon is scalable", section 2.2)."""
+
+
+def build_optimizer(config: RunConfig, model: Model) -> optax.GradientTransformation:
+    """The optimizer of a run.
+
+    Muon takes the hidden matrices; embeddings, the head, scales and biases go to AdamW. Weight decay reaches matrices only.
+
+    Raises:
+        ConfigError: a group's pattern matches no weight.
+    """
+    settings = config.optimizer
+    labels = _labels(config, model)
+    decayed = model.map_info(lambda info: info.role != "vector")
+    peaks = {"base": settings.learning_rate} | {f"group{i}": group.learning_rate for i, group in enumerate(settings.groups)}
+    rules: dict[str, optax.GradientTransformation] = {}
+    for label in set(flatten(labels).values()):
+        rule, group = label.split(":")
+        direction = (
+            _muon(settings.momentum, model) if rule == "muon" else optax.scale_by_adam(b1=settings.b1, b2=settings.b2, eps=settings.eps)
+        )
+        rules[label] = optax.chain(
+            direction,
+            optax.add_decayed_weights(settings.weight_decay, mask=lambda tree: _like(tree, decayed)),
+            optax.scale_by_learning_rate(learning_rate_schedule(config, peak=peaks[group])),
+        )
+    clip = optax.identity() if settings.clip_norm is None else optax.clip_by_global_norm(settings.clip_norm)
+    return optax.chain(clip, optax.partition(rules, labels))
+
+
+def _labels(config: RunConfig, model: Model) -> Weights:
+    """For each weight `rule:group`."""
+    paths = list(flatten(model.info))
+    patterns = [re.compile(group.match) for group in config.optimizer.groups]
+    for pattern in patterns:
+        if not any(pattern.search(path) for path in paths):
+            raise ConfigError(f"optimizer.groups: {pattern.pattern!r} matches no weight; there are {', '.join(paths[:4])}, ...")
+
+    def label(path: str, info: WeightInfo) -> str:
+        rule = "muon" if config.optimizer.kind == "muon" and info.role == "hidden" else "adamw"
+        group = next((f"group{i}" for i, pattern in enumerate(patterns) if pattern.search(path)), "base")
+        return f"{rule}:{group}"
+
+    return _map_paths(model.info, label)
+
+
+def _muon(momentum: float, model: Model) -> optax.GradientTransformation:
+    def dims(info: WeightInfo) -> optax.contrib.MuonDimensionNumbers | None:
+        return None if info.matrix is None else optax.contrib.MuonDimensionNumbers(*info.matrix)
+
+    dimensions = model.map_info(dims)
+    return optax.chain(
+        optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=lambda tree: _like(tree, dimensions)),
+        optax.stateless(lambda updates, _: jax.tree.map(_scale_to_adamw, updates, _like(updates, dimensions))),
+    )
+
+
+def _scale_to_adamw(update: jax.Array, dims: optax.contrib.MuonDimensionNumbers) -> jax.Array:
+    """An orthogonal matrix of m x n has a root mean square of 1 / sqrt(max(m, n)); bring it to `_MUON_RMS`."""
+    fan_in, fan_out = (math.prod(update.shape[dim] for dim in part) for part in dims)
+    return update * (_MUON_RMS * math.sqrt(max(fan_in, fan_out)))
+
+
+def _like(tree: Weights, values: Weights) -> Weights:
+    """`values` where `tree` has a weight, and the tree's own placeholder where `optax.partition` masked one."""
+    if isinstance(tree, dict):
+        return {key: _like(child, values[key]) for key, child in tree.items()}
+    return tree if isinstance(tree, optax.MaskedNode) else values
+
+
+def _map_paths(tree: Weights, function, prefix: str = "") -> Weights:
+    if isinstance(tree, dict):
+        return {key: _map_paths(child, function, f"{prefix}{key}.") for key, child in tree.items()}
+    return function(prefix[:-1], tree)

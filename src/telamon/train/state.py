@@ -1,0 +1,72 @@
+"""The training state: one explicit pytree, made sharded."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from telamon.models.weights import Model, Weights
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that a step reads and writes, and that a checkpoint holds."""
+
+    step: jax.Array
+    """Optimizer steps done, int32 scalar."""
+    weights: Weights
+    """Float32 master weights."""
+    optimizer: optax.OptState
+    """Moments and counts."""
+    key: jax.Array
+    """Random key of the run; a step folds its number in, so that it needs no writing back."""
+
+
+def fresh_state(model: Model, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
+    """State before the first step: a pure function of the seed (call under jit, see `init_state`)."""
+    weights_key, run_key = jax.random.split(jax.random.key(seed))
+    weights = model.init(weights_key)
+    return TrainState(step=jnp.zeros((), jnp.int32), weights=weights, optimizer=optimizer.init(weights), key=run_key)
+
+
+def abstract_state(model: Model, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Shapes, types and shardings of the state; allocates nothing.
+
+    Moments live where their weights live; the rest (counts) is on every device.
+    """
+    shapes = jax.eval_shape(lambda: fresh_state(model, optimizer, 0))
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    shardings = model.shardings(mesh)
+
+    def place(leaf: Any, sharding: NamedSharding = everywhere) -> Any:
+        if isinstance(leaf, optax.MaskedNode):  # this moment belongs to another rule's weights
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    moments = optax.tree_utils.tree_map_params(optimizer, place, shapes.optimizer, shardings, transform_non_params=place, is_leaf=_masked)
+    return TrainState(
+        step=place(shapes.step),
+        weights=jax.tree.map(place, shapes.weights, shardings),
+        optimizer=moments,
+        key=place(shapes.key),
+    )
+
+
+def shardings_of(abstract: Any) -> Any:
+    """The shardings of a tree of abstract arrays."""
+    return jax.tree.map(lambda leaf: leaf.sharding, abstract)
+
+
+def init_state(model: Model, optimizer: optax.GradientTransformation, *, mesh: Mesh, seed: int) -> TrainState:
+    """Fresh state, each array made where it lives: no device ever holds more than its share."""
+    where = shardings_of(abstract_state(model, optimizer, mesh))
+    with jax.set_mesh(mesh):
+        return jax.jit(fresh_state, static_argnums=(0, 1, 2), out_shardings=where)(model, optimizer, seed)
+
+
+def _masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)

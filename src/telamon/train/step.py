@@ -1,0 +1,121 @@
+"""The training step and the evaluation step: pure functions to be jitted once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from telamon.models.weights import Model, Weights
+from telamon.parallel.rules import constrain
+from telamon.train.loss import Batch, Loss, Measured
+from telamon.train.state import TrainState
+
+Metrics = dict[str, jax.Array]
+
+
+def split_microbatches(batch: Batch, count: int) -> Batch:
+    """[B, T] -> [count, B / count, T]; microbatch i takes rows i, i + count, ...
+
+    Strided, so that every device's block of rows gives each microbatch an equal share and no row moves between devices.
+    """
+
+    def split(x: jax.Array) -> jax.Array:
+        parts = jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
+        return constrain(parts, None, "batch", "seq")
+
+    return jax.tree.map(split, dict(batch))
+
+
+def gradient(model: Model, loss: Loss, weights: Weights, batch: Batch, key: jax.Array, *, accumulate: int) -> tuple[Weights, Measured]:
+    """Gradient of the objective over the whole batch, and its terms and counts.
+
+    Every denominator is summed over all microbatches before any is used, so each microbatch adds exactly its share. With
+    nothing to train (denominator 0) a term is 0 and so is its gradient.
+    """
+    if accumulate == 1:
+        return _objective_gradient(model, loss, weights, batch, key, None)
+    parts = split_microbatches(batch, accumulate)
+    keys = jax.random.split(key, accumulate)
+
+    def measure(_: None, part: tuple[Batch, jax.Array]) -> tuple[None, dict[str, jax.Array]]:
+        # Only denominators leave this scan; they depend on masks alone, so the compiler drops the forward pass.
+        terms = loss.measure(model.bind(weights), *part).terms
+        return None, {name: term.denominator for name, term in terms.items()}
+
+    denominators = jax.tree.map(jnp.sum, jax.lax.scan(measure, None, (parts, keys))[1])
+
+    def add(total: tuple[Weights, Measured], part: tuple[Batch, jax.Array]) -> tuple[tuple[Weights, Measured], None]:
+        return jax.tree.map(jnp.add, total, _objective_gradient(model, loss, weights, *part, denominators)), None
+
+    one = jax.tree.map(lambda x: x[0], (parts, keys))
+    shapes = jax.eval_shape(lambda: _objective_gradient(model, loss, weights, *one, denominators))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.scan(add, zero, (parts, keys))[0]
+
+
+def _objective_gradient(
+    model: Model, loss: Loss, weights: Weights, batch: Batch, key: jax.Array, denominators: dict[str, jax.Array] | None
+) -> tuple[Weights, Measured]:
+    def objective(weights: Weights) -> tuple[jax.Array, Measured]:
+        measured = loss.measure(model.bind(weights), batch, key)
+        total = jnp.zeros((), jnp.float32)
+        for name, term in measured.terms.items():
+            whole = term.denominator if denominators is None else denominators[name]
+            total += loss.weights.get(name, 1.0) * divide(term.sum, jax.lax.stop_gradient(whole))
+        return total, measured
+
+    grads, measured = jax.grad(objective, has_aux=True)(weights)
+    return grads, measured
+
+
+def divide(total: jax.Array, denominator: jax.Array) -> jax.Array:
+    """total / denominator, and 0 with gradient 0 where nothing was counted."""
+    counted = denominator > 0
+    return jnp.where(counted, total, 0.0) / jnp.where(counted, denominator, 1.0)
+
+
+def train_step(
+    state: TrainState, batch: Batch, *, model: Model, optimizer: optax.GradientTransformation, loss: Loss, accumulate: int
+) -> tuple[TrainState, Metrics]:
+    """One optimizer step.
+
+    Args:
+        state: state before the step; donate it.
+        batch: the step's rows [B, T], all microbatches.
+        model, optimizer, loss: what to train, how, and on what.
+        accumulate: microbatches the batch is split into.
+
+    Returns:
+        The state after the step, and metrics as float32 scalars: `loss` (the objective), `nll`, `tokens`, `bytes`,
+        `correct` (sums), `grad_norm` (before clipping), and each auxiliary term divided.
+    """
+    key = jax.random.fold_in(state.key, state.step)
+    grads, measured = gradient(model, loss, state.weights, batch, key, accumulate=accumulate)
+    updates, optimizer_state = optimizer.update(grads, state.optimizer, state.weights)
+    weights = optax.apply_updates(state.weights, updates)
+    metrics = summarise(measured, loss) | {"grad_norm": optax.global_norm(grads)}
+    return TrainState(state.step + 1, weights, optimizer_state, state.key), metrics
+
+
+def eval_step(weights: Weights, batch: Batch, *, model: Model, loss: Loss) -> Measured:
+    """Terms and counts of a batch, undivided: evaluation adds these and divides once, exactly as a step does."""
+    return loss.measure(model.bind(weights), batch, jax.random.key(0))
+
+
+def summarise(measured: Measured, loss: Loss) -> Metrics:
+    """Divide each term by its denominator; the objective as `loss`, the terms by name, the counts as they are."""
+    means = {name: divide(*term) for name, term in measured.terms.items()}
+    total = sum((loss.weights.get(name, 1.0) * mean for name, mean in means.items()), jnp.zeros((), jnp.float32))
+    return {"loss": total, **means, **measured.counts}
+
+
+def bind_step(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+    """A step with its model, optimizer and loss filled in, named for profiles and HLO dumps."""
+
+    def step(*arguments: Any) -> Any:
+        return function(*arguments, **fixed)
+
+    step.__name__ = function.__name__
+    return step
