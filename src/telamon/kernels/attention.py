@@ -4,6 +4,7 @@ Both follow one rule for what a query sees (see `visible`), so packing, padding 
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -89,4 +90,4 @@ def attention(
     block = jax.checkpoint(block)
     size = max(_BLOCK, -(-T // _MOST_BLOCKS))
     edges = [*range(0, T, size), T]
-    return jnp.concatenate([rows(a, b, b if aligned else S) for a, b in zip(edges, edges[1:], strict=False)], axis=1)
+    return jnp.concatenate([rows(a, b, b if aligned else S) for a, b in itertools.pairwise(edges)], axis=1)

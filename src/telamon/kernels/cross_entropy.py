@@ -22,7 +22,9 @@ class CrossEntropy(NamedTuple):
     """Tokens whose most likely next token is the target."""
 
 
-def reference_cross_entropy(hidden: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.Array, *, z_loss: float = 0.0) -> CrossEntropy:
+def reference_cross_entropy(
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.Array, *, z_loss: float = 0.0
+) -> CrossEntropy:
     """The same sums from whole logits; arguments as in `cross_entropy`."""
     logits_BTV = jnp.einsum("btd,dv->btv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
     return _sums(logits_BTV, targets, mask, z_loss)

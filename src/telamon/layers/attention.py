@@ -24,11 +24,11 @@ class AttentionConfig(MixerConfig):
     n_heads: Positive = Field(description="Query heads N.")
     n_kv_heads: Positive = Field(description="Key-value heads K; a divisor of n_heads.")
     head_dim: Annotated[int, Field(gt=0, multiple_of=2)] = Field(description="Features of a head H.")
-    rope: RopeConfig = Field(default_factory=RopeConfig, description="Rotary positions.")
-    qk_norm: bool = Field(False, description="RMSNorm over each head's queries and keys before the rotation (Qwen3).")
-    norm_eps: float = Field(1e-6, description="Epsilon of qk_norm.")
-    qkv_bias: bool = Field(False, description="Biases on queries, keys and values.")
-    out_bias: bool = Field(False, description="Bias on the output map.")
+    rope: RopeConfig = Field(default=RopeConfig(), description="Rotary positions.")
+    qk_norm: bool = Field(default=False, description="RMSNorm over each head's queries and keys before the rotation (Qwen3).")
+    norm_eps: float = Field(default=1e-6, description="Epsilon of qk_norm.")
+    qkv_bias: bool = Field(default=False, description="Biases on queries, keys and values.")
+    out_bias: bool = Field(default=False, description="Bias on the output map.")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -71,7 +71,9 @@ class Attention(nnx.Module):
             self.query_norm = RMSNorm(H, eps=config.norm_eps)
             self.key_norm = RMSNorm(H, eps=config.norm_eps)
 
-    def __call__(self, x_BTD: jax.Array, ctx: Context, cache: dict[str, jax.Array] | None) -> tuple[jax.Array, dict[str, jax.Array] | None, Aux]:
+    def __call__(
+        self, x_BTD: jax.Array, ctx: Context, cache: dict[str, jax.Array] | None
+    ) -> tuple[jax.Array, dict[str, jax.Array] | None, Aux]:
         """[B, T, D] -> [B, T, D]; a cache is written at `ctx.write_index` and read whole."""
         config = self.config
         q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)

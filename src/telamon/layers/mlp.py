@@ -21,8 +21,8 @@ class GatedMLPConfig(FfnConfig):
 
     kind: str = "gated_mlp"
     d_ff: Positive = Field(description="Hidden width F.")
-    activation: Literal["silu", "gelu_tanh"] = Field("silu", description="Gate's activation.")
-    bias: bool = Field(False, description="Biases on the three maps.")
+    activation: Literal["silu", "gelu_tanh"] = Field(default="silu", description="Gate's activation.")
+    bias: bool = Field(default=False, description="Biases on the three maps.")
 
     def build(self, *, d_model: int, n_layers: int, rngs: nnx.Rngs) -> "GatedMLP":
         """See `FfnConfig`."""

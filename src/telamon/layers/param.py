@@ -15,7 +15,13 @@ from flax import nnx
 
 
 def matrix(
-    rngs: nnx.Rngs, shape: Sequence[int], *, axes: Sequence[str], inputs: int, scale: float = 1.0, role: Literal["hidden", "embedding"] = "hidden"
+    rngs: nnx.Rngs,
+    shape: Sequence[int],
+    *,
+    axes: Sequence[str],
+    inputs: int,
+    scale: float = 1.0,
+    role: Literal["hidden", "embedding"] = "hidden",
 ) -> nnx.Param:
     """A linear map's weight: its first `inputs` dims are contracted with the input, the others make the output.
 

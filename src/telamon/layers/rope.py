@@ -12,7 +12,7 @@ from telamon.config.schema import Section
 class RopeConfig(Section):
     """How angles grow with position."""
 
-    theta: Annotated[float, Field(gt=0)] = Field(10_000.0, description="Base of the geometric series of wavelengths.")
+    theta: Annotated[float, Field(gt=0)] = Field(default=10_000.0, description="Base of the geometric series of wavelengths.")
 
     def inverse_frequencies(self, head_dim: int) -> jax.Array:
         """Angle per position of each pair, in radians: [H/2] float32."""

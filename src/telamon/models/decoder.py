@@ -66,7 +66,9 @@ class Block(nnx.Module):
         self.ffn_norm = RMSNorm(d_model, eps=spec.norm_eps)
         self.ffn = spec.ffn.build(d_model=d_model, n_layers=n_layers, rngs=rngs)
 
-    def __call__(self, stream: jax.Array, ctx: Context, cache: dict[str, jax.Array] | None) -> tuple[jax.Array, dict[str, jax.Array] | None, Aux]:
+    def __call__(
+        self, stream: jax.Array, ctx: Context, cache: dict[str, jax.Array] | None
+    ) -> tuple[jax.Array, dict[str, jax.Array] | None, Aux]:
         """Stream [B, T, D] -> stream, the mixer's cache, auxiliary terms."""
         stream = constrain(stream, "batch", "seq", "embed")
         mixed, cache, mixer_aux = self.mixer(self.mixer_norm(stream), ctx, cache)

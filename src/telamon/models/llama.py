@@ -15,13 +15,13 @@ from telamon.models.spec import BlockSpec, ModelSpec
 class DenseSizes(ModelConfig):
     """Sizes shared by the families of dense pre-norm blocks."""
 
-    n_heads: Positive = Field(8, description="Query heads N.")
-    n_kv_heads: Positive = Field(2, description="Key-value heads K; a divisor of n_heads.")
-    head_dim: Annotated[int, Field(gt=0, multiple_of=2)] = Field(32, description="Features of a head H.")
-    d_ff: Positive = Field(768, description="Hidden width F of the gated MLP.")
-    rope_theta: Annotated[float, Field(gt=0)] = Field(10_000.0, description="Base of the rotary wavelengths.")
-    norm_eps: Annotated[float, Field(gt=0)] = Field(1e-6, description="Epsilon of the RMSNorms.")
-    attention_bias: bool = Field(False, description="Biases on queries, keys, values.")
+    n_heads: Positive = Field(default=8, description="Query heads N.")
+    n_kv_heads: Positive = Field(default=2, description="Key-value heads K; a divisor of n_heads.")
+    head_dim: Annotated[int, Field(gt=0, multiple_of=2)] = Field(default=32, description="Features of a head H.")
+    d_ff: Positive = Field(default=768, description="Hidden width F of the gated MLP.")
+    rope_theta: Annotated[float, Field(gt=0)] = Field(default=10_000.0, description="Base of the rotary wavelengths.")
+    norm_eps: Annotated[float, Field(gt=0)] = Field(default=1e-6, description="Epsilon of the RMSNorms.")
+    attention_bias: bool = Field(default=False, description="Biases on queries, keys, values.")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -31,6 +31,10 @@ class DenseSizes(ModelConfig):
                 f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.n_kv_heads}; allowed for n_kv_heads: {allowed}"
             )
         return self
+
+    def divided(self) -> dict[str, dict[str, int]]:
+        """What a mesh axis splits evenly (see `ModelConfig`)."""
+        return super().divided() | {"tensor": {"n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads, "d_ff": self.d_ff}}
 
     def attention(self) -> AttentionConfig:
         """The mixer of every block."""
@@ -63,8 +67,8 @@ class DenseSizes(ModelConfig):
 class LlamaConfig(DenseSizes):
     """Llama's block, with the biases that Hugging Face's Llama allows."""
 
-    family: str = Field("llama", description="Family of the model.")
-    mlp_bias: bool = Field(False, description="Biases in the MLP.")
+    family: str = Field(default="llama", description="Family of the model.")
+    mlp_bias: bool = Field(default=False, description="Biases in the MLP.")
 
     def attention(self) -> AttentionConfig:
         """Hugging Face's `attention_bias` puts a bias on the output map too."""

@@ -13,8 +13,8 @@ from telamon.models.llama import DenseSizes
 class Qwen3Config(DenseSizes):
     """Qwen3's sizes."""
 
-    family: str = Field("qwen3", description="Family of the model.")
-    rope_theta: Annotated[float, Field(gt=0)] = Field(1_000_000.0, description="Base of the rotary wavelengths.")
+    family: str = Field(default="qwen3", description="Family of the model.")
+    rope_theta: Annotated[float, Field(gt=0)] = Field(default=1_000_000.0, description="Base of the rotary wavelengths.")
 
     def attention(self) -> AttentionConfig:
         """Adds the norms of queries and keys."""

@@ -20,7 +20,7 @@ class BlockSpec(Section):
 
     mixer: AnyMixer = Field(description="Mixes positions.")
     ffn: AnyFfn = Field(description="Acts on each position.")
-    norm_eps: Annotated[float, Field(gt=0)] = Field(1e-6, description="Epsilon of the block's RMSNorms.")
+    norm_eps: Annotated[float, Field(gt=0)] = Field(default=1e-6, description="Epsilon of the block's RMSNorms.")
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class ModelSpec(Section):
     vocab_size: Positive = Field(description="Rows of the embedding table V.")
     d_model: Positive = Field(description="Width D of the residual stream.")
     blocks: tuple[BlockSpec, ...] = Field(min_length=1, description="The L blocks, first to last.")
-    norm_eps: Annotated[float, Field(gt=0)] = Field(1e-6, description="Epsilon of the final RMSNorm.")
-    tie_embeddings: bool = Field(False, description="The embedding table is the output head.")
+    norm_eps: Annotated[float, Field(gt=0)] = Field(default=1e-6, description="Epsilon of the final RMSNorm.")
+    tie_embeddings: bool = Field(default=False, description="The embedding table is the output head.")
 
     @property
     def stacks(self) -> tuple[StackSpec, ...]:

@@ -105,15 +105,16 @@ def sharded_shapes(model: Model, mesh: Mesh) -> dict[str, tuple[tuple[int, ...],
     return {path: (info.shape, where[path]) for path, info in flatten(model.info).items()}
 
 
-def _info(param: nnx.Param) -> WeightInfo:
+def _info(param: nnx.Variable) -> WeightInfo:
     shape, axes, matrix = tuple(param.shape), tuple(param.axes), param.matrix
     stacked = len(shape) - len(axes)  # a scanned stack adds the leading layer axis
     if matrix is not None:
-        matrix = tuple(tuple(dim + stacked for dim in dims) for dims in matrix)
+        inputs, outputs = matrix
+        matrix = tuple(dim + stacked for dim in inputs), tuple(dim + stacked for dim in outputs)
     return WeightInfo(shape, ("layers",) * stacked + axes, matrix, param.role)
 
 
-def _map_params(state: Any, function: Callable[[nnx.Param], Any]) -> Any:
+def _map_params(state: Any, function: Callable[[nnx.Variable], Any]) -> Any:
     if isinstance(state, nnx.Variable):
         return function(state)
     return {key: _map_params(value, function) for key, value in state.items()}

@@ -49,10 +49,7 @@ def spec(axes: Sequence[str | None], rules: Rules) -> PartitionSpec:
 def weight_sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
     """Where a weight lives. A dimension that the mesh axis does not divide stays whole."""
     partition = spec(axes, WEIGHT_RULES)
-    kept = [
-        names if names is None or size % _extent(mesh, names) == 0 else None
-        for names, size in zip(partition, shape, strict=True)
-    ]
+    kept = [names if names is None or size % _extent(mesh, names) == 0 else None for names, size in zip(partition, shape, strict=True)]
     return NamedSharding(mesh, PartitionSpec(*kept))
 
 

@@ -35,6 +35,8 @@ def start_processes() -> None:
         else:
             jax.distributed.initialize()
     except (KeyError, ValueError) as error:
-        raise PeerError(f"JAX_COORDINATOR_ADDRESS={explicit} also needs JAX_NUM_PROCESSES and JAX_PROCESS_ID as numbers ({error})") from error
+        raise PeerError(
+            f"JAX_COORDINATOR_ADDRESS={explicit} also needs JAX_NUM_PROCESSES and JAX_PROCESS_ID as numbers ({error})"
+        ) from error
     except RuntimeError as error:
         raise PeerError(f"could not join the other processes ({explicit or 'detected cluster'}): {error}") from error

@@ -51,9 +51,7 @@ def language_model_loss(config: TrainConfig) -> Loss:
     def measure(decoder: Decoder, batch: Batch, key: jax.Array) -> Measured:
         output = decoder(batch["tokens"], positions=batch["positions"], segments=batch["segments"])
         mask = batch["mask"].astype(jnp.float32)
-        sums = cross_entropy(
-            output.hidden, decoder.output_head(), batch["targets"], mask, chunk=config.loss_chunk, z_loss=config.z_loss
-        )
+        sums = cross_entropy(output.hidden, decoder.output_head(), batch["targets"], mask, chunk=config.loss_chunk, z_loss=config.z_loss)
         tokens = jnp.sum(mask)
         terms = {"cross_entropy": Term(sums.objective, tokens)} | {name: Term(*pair) for name, pair in output.aux.items()}
         counts = {"nll": sums.nll, "tokens": tokens, "bytes": jnp.sum(mask * batch["bytes"]), "correct": sums.correct}

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Hashable
+from typing import Any
 
 import jax
 import optax
@@ -28,7 +30,7 @@ def build_optimizer(config: RunConfig, model: Model) -> optax.GradientTransforma
     labels = _labels(config, model)
     decayed = model.map_info(lambda info: info.role != "vector")
     peaks = {"base": settings.learning_rate} | {f"group{i}": group.learning_rate for i, group in enumerate(settings.groups)}
-    rules: dict[str, optax.GradientTransformation] = {}
+    rules: dict[Hashable, optax.GradientTransformation] = {}
     for label in set(flatten(labels).values()):
         rule, group = label.split(":")
         direction = (
@@ -70,13 +72,13 @@ def _muon(momentum: float, model: Model) -> optax.GradientTransformation:
     )
 
 
-def _scale_to_adamw(update: jax.Array, dims: optax.contrib.MuonDimensionNumbers) -> jax.Array:
+def _scale_to_adamw(update: jax.Array, dims: Any) -> jax.Array:
     """An orthogonal matrix of m x n has a root mean square of 1 / sqrt(max(m, n)); bring it to `_MUON_RMS`."""
-    fan_in, fan_out = (math.prod(update.shape[dim] for dim in part) for part in dims)
-    return update * (_MUON_RMS * math.sqrt(max(fan_in, fan_out)))
+    sizes = [math.prod(update.shape[dim] for dim in part) for part in (dims.reduction_axis, dims.output_axis)]
+    return update * (_MUON_RMS * math.sqrt(max(sizes)))
 
 
-def _like(tree: Weights, values: Weights) -> Weights:
+def _like(tree: Any, values: Weights) -> Any:
     """`values` where `tree` has a weight, and the tree's own placeholder where `optax.partition` masked one."""
     if isinstance(tree, dict):
         return {key: _like(child, values[key]) for key, child in tree.items()}

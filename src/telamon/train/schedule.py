@@ -3,6 +3,8 @@
 A schedule refers to the planned length, `train.steps`: stopping early or resuming does not bend it.
 """
 
+from typing import Any
+
 import optax
 
 from telamon.config.schema import RunConfig
@@ -35,10 +37,14 @@ def learning_rate_schedule(config: RunConfig, *, peak: float | None = None) -> o
             return optax.join_schedules([rise, optax.constant_schedule(peak), fall], [warmup, max(last - decay, warmup)])
 
 
+def _number(value: Any) -> float:
+    return float(value)
+
+
 def describe_schedule(config: RunConfig) -> str:
     """The rates at the first, the peak and the last step, as one line for the log."""
     rate, warmup, last = learning_rate_schedule(config), config.warmup_steps, config.train.steps - 1
     return (
-        f"learning rate {float(rate(0)):.3g} at step 1, {float(rate(warmup)):.3g} (peak) at step {warmup + 1}, "
-        f"{float(rate(last)):.3g} at step {last + 1} ({config.optimizer.schedule.kind})"
+        f"learning rate {_number(rate(0)):.3g} at step 1, {_number(rate(warmup)):.3g} (peak) at step {warmup + 1}, "
+        f"{_number(rate(last)):.3g} at step {last + 1} ({config.optimizer.schedule.kind})"
     )

@@ -41,16 +41,20 @@ def gradient(model: Model, loss: Loss, weights: Weights, batch: Batch, key: jax.
 
     def measure(_: None, part: tuple[Batch, jax.Array]) -> tuple[None, dict[str, jax.Array]]:
         # Only denominators leave this scan; they depend on masks alone, so the compiler drops the forward pass.
-        terms = loss.measure(model.bind(weights), *part).terms
+        microbatch, key = part
+        terms = loss.measure(model.bind(weights), microbatch, key).terms
         return None, {name: term.denominator for name, term in terms.items()}
 
     denominators = jax.tree.map(jnp.sum, jax.lax.scan(measure, None, (parts, keys))[1])
 
     def add(total: tuple[Weights, Measured], part: tuple[Batch, jax.Array]) -> tuple[tuple[Weights, Measured], None]:
-        return jax.tree.map(jnp.add, total, _objective_gradient(model, loss, weights, *part, denominators)), None
+        return jax.tree.map(jnp.add, total, of_part(part)), None
 
-    one = jax.tree.map(lambda x: x[0], (parts, keys))
-    shapes = jax.eval_shape(lambda: _objective_gradient(model, loss, weights, *one, denominators))
+    def of_part(part: tuple[Batch, jax.Array]) -> tuple[Weights, Measured]:
+        microbatch, key = part
+        return _objective_gradient(model, loss, weights, microbatch, key, denominators)
+
+    shapes = jax.eval_shape(lambda: of_part(jax.tree.map(lambda x: x[0], (parts, keys))))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(add, zero, (parts, keys))[0]
 
@@ -94,7 +98,7 @@ def train_step(
     key = jax.random.fold_in(state.key, state.step)
     grads, measured = gradient(model, loss, state.weights, batch, key, accumulate=accumulate)
     updates, optimizer_state = optimizer.update(grads, state.optimizer, state.weights)
-    weights = optax.apply_updates(state.weights, updates)
+    weights: Any = optax.apply_updates(state.weights, updates)
     metrics = summarise(measured, loss) | {"grad_norm": optax.global_norm(grads)}
     return TrainState(state.step + 1, weights, optimizer_state, state.key), metrics
 
