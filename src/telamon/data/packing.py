@@ -1,0 +1,282 @@
+"""Laying documents out in rows of T places: arithmetic on lengths, no text and no state.
+
+A *span* is a run of a document's tokens that fills places of one row. Every packing yields spans, and one function turns spans into a batch:
+a place is trained when the document goes on after it, in this row or in the next; a row's segments can't see each other, so positions
+restart with each.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from telamon.data.order import permutation
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Spans, in the order of rows and of places in them; each array is i64[spans].
+
+    `row` counts from 0 in the batch (or epoch) at hand; `start` is the first token's index in its document.
+    """
+
+    row: np.ndarray
+    document: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+
+    @classmethod
+    def none(cls) -> "Spans":
+        """No spans: rows without a token."""
+        return cls(*(np.zeros(0, np.int64) for _ in range(4)))
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where documents lie in a token file: first token and number of tokens of each, i64[documents]."""
+
+    first: np.ndarray
+    length: np.ndarray
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a packing made of the documents, in one epoch."""
+
+    rows: int
+    tokens: int
+    dropped: int
+    split: int
+    """Documents that are continued in another row."""
+    fill: float
+    """Share of the places that hold a token."""
+
+
+def trainable(lengths: np.ndarray, *, prompts: np.ndarray | int = 1, limit: int | None = None) -> np.ndarray:
+    """Which documents have a token to train, bool[documents], once they are cut to `limit` tokens.
+
+    The first `prompts` tokens are given and not trained. Nothing comes before a plain text's first token, so that it counts as the prompt.
+    """
+    cut = lengths if limit is None else np.minimum(lengths, limit)
+    return cut > np.maximum(prompts, 1)
+
+
+def assemble(spans: Spans, documents: Documents, tokens: np.ndarray, *, rows: int, width: int) -> Batch:
+    """The batch [rows, width] that spans describe; places without a token hold 0 everywhere, segment 0 included."""
+    count = spans.length
+    ends = np.cumsum(count)
+    before = ends - count  # tokens in all spans before this one
+    first_of_row = np.searchsorted(spans.row, np.arange(rows))
+    row_base = np.append(before, ends[-1:] if len(ends) else 0)[first_of_row]
+    place = spans.row * width + before - row_base[spans.row]
+    segment = np.arange(len(count)) - first_of_row[spans.row] + 1
+    position = np.arange(ends[-1] if len(ends) else 0) - np.repeat(before, count)
+    source = np.repeat(documents.first[spans.document] + spans.start, count) + position
+    trained = np.ones(len(source), bool)
+    last = spans.start + spans.length == documents.length[spans.document]
+    trained[ends[last] - 1] = False
+    target = tokens[np.where(trained, source + 1, source)] * trained
+
+    batch = {name: np.zeros(rows * width, np.int32) for name in ("tokens", "targets", "segments", "positions")}
+    batch["mask"] = np.zeros(rows * width, np.float32)
+    at = np.repeat(place, count) + position
+    batch["tokens"][at] = tokens[source]
+    batch["targets"][at] = target
+    batch["mask"][at] = trained
+    batch["segments"][at] = np.repeat(segment, count)
+    batch["positions"][at] = position
+    return {name: array.reshape(rows, width) for name, array in batch.items()}
+
+
+class Stream:
+    """Packing `split`: the epochs' documents end to end in one endless stream; row r holds places r·T to (r+1)·T - 1 of it.
+
+    So an epoch's last row goes on with the next epoch's first document, and every token is in exactly one row an epoch.
+    """
+
+    def __init__(self, documents: Documents, *, width: int, seed: int = 0, source: int = 0, shuffle: bool = True):
+        self.documents = documents
+        self._width = width
+        self._order = dict(seed=seed, source=source, shuffle=shuffle)
+        self._total = int(documents.length.sum())
+        self._epoch = lru_cache(maxsize=4)(self._epoch_borders)
+
+    def rows(self, epochs: int) -> int:
+        """Rows in `epochs` epochs, a short last one included."""
+        return -(-self._total * epochs // self._width)
+
+    def kept(self) -> Kept:
+        """Of the first epoch on its own. Nothing is dropped, and only the last row of all epochs can have empty places."""
+        borders = self._epoch(0)[1]
+        split = int(np.sum((borders[1:] - 1) // self._width > borders[:-1] // self._width))
+        rows = self.rows(1)
+        return Kept(rows, self._total, 0, split, self._total / (rows * self._width))
+
+    def spans(self, begin: int, end: int, *, epochs: int | None = None) -> Spans:
+        """Spans of rows begin .. end-1 of the stream, counted from 0 here; with `epochs`, nothing lies beyond the last one's end."""
+        at, stop = begin * self._width, end * self._width
+        if epochs is not None:
+            stop = min(stop, epochs * self._total)
+        parts = []
+        for epoch in range(at // self._total, -(-stop // self._total)):
+            base = epoch * self._total
+            order, borders = self._epoch(epoch)
+            low, high = max(at - base, 0), min(stop - base, self._total)
+            inside = borders[np.searchsorted(borders, low, "right") : np.searchsorted(borders, high)]
+            row_edges = np.arange(-(-(base + low) // self._width) * self._width - base, high, self._width)
+            edges = np.unique(np.concatenate([[low], inside, row_edges]))
+            which = np.searchsorted(borders, edges, "right") - 1
+            row = (base + edges) // self._width - begin
+            parts.append((row, order[which], edges - borders[which], np.diff(edges, append=high)))
+        return Spans(*(np.concatenate(columns) for columns in zip(*parts, strict=True))) if parts else Spans.none()
+
+    def _epoch_borders(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The epoch's documents in order, i64[documents], and where in the epoch each begins, i64[documents + 1]."""
+        order = permutation(len(self.documents.length), epoch=epoch, **self._order)
+        return order, np.concatenate([[0], np.cumsum(self.documents.length[order])])
+
+
+class Bins:
+    """Packings of whole documents: `first_fit`, `best_fit`, and `drop_tail`, which is first fit of documents cut to T tokens.
+
+    Documents longer than a row are split into pieces of T first (not by drop_tail). Rows are made once, from the documents in the order of the
+    first epoch, and each epoch visits them in an order of its own: so an epoch has a fixed number of rows, and any row is found by arithmetic.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        *,
+        width: int,
+        packing: str,
+        max_segments: int | None = None,
+        seed: int = 0,
+        source: int = 0,
+        shuffle: bool = True,
+    ):
+        self._order = dict(seed=seed, source=source, shuffle=shuffle)
+        given = documents.length
+        self._dropped = int(np.maximum(given - width, 0).sum()) if packing == "drop_tail" else 0
+        self.documents = Documents(documents.first, np.minimum(given, width)) if packing == "drop_tail" else documents
+        self._width = width
+        document, start, length = _pieces(self.documents.length, width, permutation(len(given), epoch=0, **self._order))
+        fit = best_fit if packing == "best_fit" else first_fit
+        row = fit(length, width, max_segments=max_segments)
+        by_row = np.argsort(row, kind="stable")
+        self._all = Spans(row[by_row], document[by_row], start[by_row], length[by_row])
+        self._per_epoch = int(row.max()) + 1
+        self._edges = np.searchsorted(self._all.row, np.arange(self._per_epoch + 1))
+
+    def rows(self, epochs: int) -> int:
+        """Rows in `epochs` epochs."""
+        return self._per_epoch * epochs
+
+    def kept(self) -> Kept:
+        """Of any epoch."""
+        tokens = int(self._all.length.sum())
+        pieces = np.bincount(self._all.document)
+        return Kept(self._per_epoch, tokens, self._dropped, int(np.sum(pieces > 1)), tokens / (self._per_epoch * self._width))
+
+    def spans(self, begin: int, end: int, *, epochs: int | None = None) -> Spans:
+        """Spans of rows begin .. end-1 of the epochs' rows, counted from 0 here; with `epochs`, rows beyond the last one are empty."""
+        end = end if epochs is None else min(end, self.rows(epochs))
+        rows = np.arange(begin, end)
+        epoch, place = np.divmod(rows, self._per_epoch)
+        for e in np.unique(epoch):
+            at = epoch == e
+            rows[at] = self._row_order(int(e))[place[at]]
+        first, count = self._edges[rows], self._edges[rows + 1] - self._edges[rows]
+        take = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(count.sum())
+        row = np.repeat(np.arange(len(rows)), count)
+        return Spans(row, self._all.document[take], self._all.start[take], self._all.length[take])
+
+    @lru_cache(maxsize=4)  # noqa: B019 - a loader lives as long as its process
+    def _row_order(self, epoch: int) -> np.ndarray:
+        return permutation(self._per_epoch, epoch=epoch, **self._order)
+
+
+def lay_out(
+    documents: Documents, *, packing: str, width: int, max_segments: int | None = None, seed: int, source: int = 0, shuffle: bool = True
+):
+    """The layout that `data.packing` names: a :class:`Stream` or :class:`Bins`."""
+    if packing == "split":
+        return Stream(documents, width=width, seed=seed, source=source, shuffle=shuffle)
+    return Bins(documents, width=width, packing=packing, max_segments=max_segments, seed=seed, source=source, shuffle=shuffle)
+
+
+def _pieces(lengths: np.ndarray, width: int, order: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(document, start, length) of each piece of at most `width` tokens, documents in this order."""
+    count = -(-lengths[order] // width)
+    document = np.repeat(order, count)
+    start = (np.arange(len(document)) - np.repeat(np.cumsum(count) - count, count)) * width
+    return document, start, np.minimum(width, lengths[document] - start)
+
+
+def first_fit(lengths: np.ndarray, width: int, *, max_segments: int | None = None) -> np.ndarray:
+    """Row of each piece, i64[pieces]: the first row that has room for it, else a new one. A row takes at most `max_segments` pieces."""
+    leaves = 1 << max(1, (len(lengths) - 1).bit_length())
+    room = [width] * (2 * leaves)  # room[i] is the most room of any row below node i of a binary tree; rows are its leaves
+    used = [0] * leaves
+    rows = np.zeros(len(lengths), np.int64)
+    for piece, length in enumerate(lengths.tolist()):
+        node = 1
+        while node < leaves:
+            node = 2 * node if room[2 * node] >= length else 2 * node + 1
+        row = node - leaves
+        rows[piece] = row
+        used[row] += 1
+        room[node] = 0 if used[row] == max_segments else room[node] - length
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
+    return rows
+
+
+def best_fit(lengths: np.ndarray, width: int, *, max_segments: int | None = None) -> np.ndarray:
+    """Row of each piece, i64[pieces]: the fullest row that still has room for it (the first of equals), else a new one.
+
+    Pieces are taken in the order given, not sorted by length: sorting can save a few rows more, but puts documents of like length together.
+    """
+    rooms: list[int] = []  # the different amounts of room that open rows have, rising
+    open_rows: dict[int, list[int]] = {}  # the rows with each amount, as heaps
+    used: list[int] = []
+    rows = np.zeros(len(lengths), np.int64)
+    for piece, length in enumerate(lengths.tolist()):
+        at = bisect_left(rooms, length)
+        if at < len(rooms):
+            room = rooms[at]
+            row = heapq.heappop(open_rows[room])
+            if not open_rows[room]:
+                del open_rows[room], rooms[at]
+        else:
+            room, row = width, len(used)
+            used.append(0)
+        rows[piece] = row
+        used[row] += 1
+        left = room - length
+        if left and used[row] != max_segments:
+            if left not in open_rows:
+                insort(rooms, left)
+            heapq.heappush(open_rows.setdefault(left, []), row)
+    return rows
+
+
+def next_token_mask(segments: np.ndarray, *, ahead: int = 1) -> np.ndarray:
+    """Where the token `ahead` places on belongs to the same segment, bool of the shape of `segments` [..., T]; padding (0) is never trained.
+
+    Needs whole rows: a shard of a row does not know what follows it, so the mask is made before rows are split over devices.
+    """
+    later = np.zeros_like(segments)
+    later[..., :-ahead] = segments[..., ahead:]
+    return (segments == later) & (segments > 0)
+
+
+def microbatches(batch: Batch, *, count: int, rows: int | None = None) -> Batch:
+    """Split a batch [B, ...] into [count, B / count, ...]; rows from `rows` on are placeholders and are cut off first."""
+    size = len(next(iter(batch.values()))) if rows is None else rows
+    assert size % count == 0, f"{size} rows do not split into {count} microbatches"
+    return {name: array[:size].reshape(count, size // count, *array.shape[1:]) for name, array in batch.items()}

@@ -1,0 +1,195 @@
+"""Tokenizers: a byte-level BPE trained on first use, any Hugging Face tokenizer by path, and bare ids for synthetic data."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from telamon.errors import ConfigError, DataError
+
+BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
+
+_KNOWN_EOS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
+_KNOWN_BOS = (BOS, "<s>", "<|begin_of_text|>", "<bos>", "[CLS]")
+_BYTE_TOKEN = "<0x{:02X}>"
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    vocab_size: int
+    """Ids are below it."""
+    bos_id: int | None
+    eos_id: int | None
+    token_bytes: np.ndarray
+    """i32[vocab_size]: bytes of text that each id stands for; 0 for special tokens."""
+    hash: str
+    """Equal for tokenizers that give the same ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without BOS or EOS."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of several texts, on all cores."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids, special tokens left out."""
+        ...
+
+
+class TextTokenizer:
+    """A `tokenizers` tokenizer with the ids that begin and end a document."""
+
+    def __init__(self, inner: Any, *, bos: str | None, eos: str | None):
+        inner.no_padding()
+        inner.no_truncation()
+        self._inner = inner
+        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+        self.bos_id: int | None = None if bos is None else inner.token_to_id(bos)
+        self.eos_id: int | None = None if eos is None else inner.token_to_id(eos)
+        self.token_bytes = _token_bytes(inner, self.vocab_size)
+        self.hash = hashlib.sha256(f"{inner.to_str()}\0{self.bos_id}\0{self.eos_id}".encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without BOS or EOS."""
+        return self._inner.encode(text, add_special_tokens=False).ids
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of several texts end to end, u32[ids], and how many each has, i64[texts]."""
+        encoded = self.encode_batch(texts)
+        counts = np.array([len(ids) for ids in encoded], np.int64)
+        return np.fromiter(chain.from_iterable(encoded), np.uint32, counts.sum()), counts
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of several texts, on all cores."""
+        return [e.ids for e in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids, special tokens left out."""
+        return self._inner.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def save(self, path: Path) -> None:
+        """Write a tokenizer.json."""
+        path.write_text(self._inner.to_str(), encoding="utf-8")
+
+
+class IdTokenizer:
+    """For data that were never text: a "text" is ids in decimal, and no id stands for any bytes."""
+
+    bos_id = None
+    eos_id = None
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = vocab_size
+        self.token_bytes = np.zeros(vocab_size, np.int32)
+        self.hash = f"ids-{vocab_size}"
+
+    def encode(self, text: str) -> list[int]:
+        """The ids that `text` names, such as "3 14 15"."""
+        try:
+            ids = [int(word) for word in text.split()]
+        except ValueError:
+            ids = [-1]
+        if any(not 0 <= i < self.vocab_size for i in ids):
+            raise DataError(f"{text!r}: synthetic data have no text; write ids from 0 to {self.vocab_size - 1}, with spaces between them")
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of several texts."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The ids in decimal."""
+        return " ".join(str(int(i)) for i in ids)
+
+
+def train_bpe(texts: Iterable[str], *, vocab_size: int) -> TextTokenizer:
+    """A byte-level BPE (any text has ids, and they decode to it exactly) with `<|bos|>`, `<|eos|>`, `<|pad|>` as ids 0, 1, 2."""
+    import tokenizers as hf
+
+    bytes_in = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner = hf.Tokenizer(hf.models.BPE())
+    inner.pre_tokenizer = bytes_in
+    inner.decoder = hf.decoders.ByteLevel()
+    trainer = hf.trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[BOS, EOS, PAD], initial_alphabet=bytes_in.alphabet(), show_progress=False
+    )
+    inner.train_from_iterator(texts, trainer)
+    return TextTokenizer(inner, bos=BOS, eos=EOS)
+
+
+def load_tokenizer(path: str) -> TextTokenizer:
+    """A Hugging Face tokenizer from a tokenizer.json or a folder that holds one.
+
+    BOS and EOS come from the tokenizer_config.json or special_tokens_map.json beside it, else from the special tokens' usual names.
+    Raises ConfigError where the file is missing, cannot be read, or names no EOS.
+    """
+    import tokenizers as hf
+
+    given = Path(path)
+    file = given / "tokenizer.json" if given.is_dir() else given
+    if not file.is_file():
+        raise ConfigError(f"data.tokenizer.path={path}: no tokenizer.json there; give the file, or the folder that holds it")
+    try:
+        inner = hf.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"data.tokenizer.path={file}: not a tokenizer file: {error}") from error
+    declared = _declared_specials(file.parent)
+    special = {t.content for t in inner.get_added_tokens_decoder().values()}
+    bos = declared["bos_token"] if "bos_token" in declared else next((t for t in _KNOWN_BOS if t in special), None)
+    eos = declared["eos_token"] if declared.get("eos_token") else next((t for t in _KNOWN_EOS if t in special), None)
+    for name, token in (("bos_token", bos), ("eos_token", eos)):
+        if token is not None and inner.token_to_id(token) is None:
+            raise ConfigError(f"data.tokenizer.path={file}: the {name} {token!r} is not in its vocabulary")
+    if eos is None:
+        raise ConfigError(
+            f"data.tokenizer.path={file}: no token ends a document; name it as eos_token in a tokenizer_config.json beside the file "
+            f"(special tokens there: {', '.join(map(repr, sorted(special))) or 'none'})"
+        )
+    return TextTokenizer(inner, bos=bos, eos=eos)
+
+
+def _declared_specials(folder: Path) -> dict[str, str | None]:
+    """What the folder's files say about bos_token and eos_token; a token that is null there is declared absent."""
+    found: dict[str, str | None] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        file = folder / name
+        if file.is_file():
+            try:
+                content = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ConfigError(f"{file}: not valid JSON: {error}") from error
+            for key in ("bos_token", "eos_token"):
+                if key in content:
+                    token = content[key]
+                    found[key] = token["content"] if isinstance(token, dict) else token
+    return found
+
+
+def _token_bytes(inner: Any, vocab_size: int) -> np.ndarray:
+    """Bytes of text that each token stands for, from the spelling that its model uses."""
+    sizes = np.zeros(vocab_size, np.int32)
+    special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
+    added = set(inner.get_added_tokens_decoder())
+    layout = json.loads(inner.to_str())
+    byte_level = "ByteLevel" in json.dumps([layout["decoder"], layout["pre_tokenizer"]])
+    single = {_BYTE_TOKEN.format(b) for b in range(256)}
+    continued = (layout["model"].get("continuing_subword_prefix") or "") if layout["model"].get("type") == "WordPiece" else ""
+    for token, index in inner.get_vocab(with_added_tokens=True).items():
+        if index in special:
+            continue
+        if index in added:
+            sizes[index] = len(token.encode())
+        elif byte_level:
+            sizes[index] = len(token)  # one printable character for each byte
+        elif token in single:
+            sizes[index] = 1
+        else:
+            sizes[index] = len(token.removeprefix(continued).replace("▁", " ").encode())
+    return sizes
