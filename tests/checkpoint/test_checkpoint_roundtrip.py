@@ -13,8 +13,9 @@ from telamon.errors import CheckpointError
 
 @pytest.fixture
 def store(tmp_path):
-    with CheckpointStore(tmp_path / "checkpoints") as store:
-        yield store
+    store = CheckpointStore(tmp_path / "checkpoints")
+    yield store
+    store.close()
 
 
 def test_every_type_comes_back_bit_for_bit(store):

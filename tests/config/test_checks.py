@@ -17,6 +17,7 @@ def toy(*overrides):
         # Sizes that don't divide stop here, with both numbers, the axis and a way out.
         (["model.n_layers=30", "mesh.stage=4"], ["n_layers=30", "stage=4", "1, 2, 3, 5, 6"]),
         (["model.n_kv_heads=2", "mesh.tensor=4"], ["n_kv_heads=2", "mesh.tensor=4", "1, 2"]),
+        (["model.family=llama", "model.n_heads=8", "model.n_kv_heads=3"], ["n_heads=8", "n_kv_heads=3", "[1, 2, 4, 8]"]),
         (["train.seq_len=9", "mesh.context=2"], ["seq_len=9", "context=2"]),
         # What divides but has no machinery is refused by name.
         (["model.n_layers=32", "mesh.stage=4"], ["mesh.stage=4", "not available", "mesh.stage=1"]),

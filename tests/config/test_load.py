@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telamon.config import load
@@ -104,6 +104,7 @@ def test_a_refusal_in_a_file_names_the_file(tmp_path):
         ("train.seq_len=null", ["train.seq_len=none", "an integer"]),
         ("data.sources=[]", ["data.sources", "at least 1"]),
         ("data.sources.0.kind=text", ["data.sources.0", "needs a path"]),
+        ("model.family=toi", ["model.family='toi'", "'toy'"]),
         ("model.family=[toy]", ["model.family"]),
         ("train.steps=[", ["train.steps=[", "not valid YAML"]),
         ("train={steps: 1, steps: 2}", ["'steps'", "twice"]),
@@ -188,6 +189,7 @@ KEYS = st.sampled_from(
 )
 
 
+@settings(max_examples=300)
 @given(st.lists(st.one_of(st.text(), st.builds("{}={}".format, st.one_of(KEYS, st.text()), st.text("[]{}:,-&*!<>|'\"# ae1.\n")))))
 def test_any_override_gives_a_config_or_a_refusal(overrides):
     try:

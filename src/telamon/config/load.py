@@ -48,7 +48,7 @@ class Loaded:
     def value(self, key: str) -> Any:
         """The value at a dotted key. Raises ConfigError for a key that doesn't exist."""
         try:
-            return _at(_plain(self.config.model_dump()), key.split("."))
+            return _at(plain(self.config), key.split("."))
         except KeyError:
             near = keys.nearest(type(self.config.model), key)
             raise ConfigError(f"unknown key {key}" + (f"; did you mean {near}?" if near else "; see `telamon config show`")) from None
@@ -59,7 +59,7 @@ class Loaded:
         found = list(_origins(self.layers, key.split(".")))
         described = keys.find(type(self.config.model), key)
         if described is not None and described.default is not ...:
-            found.append(Origin(_plain(described.default), "by default"))
+            found.append(Origin(plain(described.default), "by default"))
         return tuple(found)
 
     def origin(self, key: str) -> str:
@@ -90,6 +90,15 @@ def load_run(source: str | Path | None = None, overrides: Sequence[str] = (), *,
     return Loaded(_build(merged, model, layers), name, tuple(layers))
 
 
+def plain(value: Any) -> Any:
+    """Sections as dicts, all the way down."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return tuple(map(plain, value)) if isinstance(value, tuple | list) else value
+
+
 def fingerprint(config: RunConfig) -> str:
     """A hash of all values of a config: equal for equal configs, in any process."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
@@ -100,7 +109,7 @@ def to_yaml(config: RunConfig) -> str:
     """The config with every value written out; loading it again gives an equal config, whatever became of its presets."""
     from telamon import __version__
 
-    return yamlio.dump({RESOLVED: f"telamon {__version__}", **_plain(config.model_dump())})
+    return yamlio.dump({RESOLVED: f"telamon {__version__}", **plain(config)})
 
 
 def save(config: RunConfig, path: str | Path) -> None:
@@ -169,7 +178,7 @@ def _validate(section: Any, name: str, value: Any) -> Any:
 
 def _defaults(section: type[BaseModel]) -> dict[str, Any]:
     fields = section.model_fields.items()
-    return _plain({name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()})
+    return plain({name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()})
 
 
 def _merged(base: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
@@ -240,12 +249,3 @@ def _sets(layer: Layer, path: str) -> bool:
     except KeyError:
         return False
     return True
-
-
-def _plain(value: Any) -> Any:
-    """Models as dicts, all the way down."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return tuple(map(_plain, value)) if isinstance(value, tuple | list) else value

@@ -49,6 +49,10 @@ class ModelConfig(Section):
     n_layers: Positive = Field(default=6, description="Number of blocks L.")
     tie_embeddings: bool = Field(default=True, description="Use the embedding table as the output head.")
 
+    def spec(self) -> Any:
+        """The architecture that the sizes stand for, a `telamon.models.spec.ModelSpec`; every family has its own."""
+        raise NotImplementedError(f"the model family {self.family!r} does not say what it builds")
+
     def divided(self) -> dict[str, dict[str, int]]:
         """What a mesh axis splits evenly, as axis -> {field: size}. A family adds its heads under `tensor`."""
         return {"stage": {"n_layers": self.n_layers}}

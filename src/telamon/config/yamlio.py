@@ -16,7 +16,7 @@ _SCALARS = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?[0-9]+(_[0-9]+)*", list("-+0123456789")),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+0123456789.")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+0123456789.")),
 )
 
 
@@ -122,4 +122,4 @@ def write(path: str | Path, text: str) -> None:
 
 def dump(value: Any) -> str:
     """`value` (dicts, tuples, scalars) as YAML in the order given, which `parse` reads back as an equal value."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=120)
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=10**6)

@@ -1,0 +1,48 @@
+"""The `telamon` command.
+
+Every verb imports what it needs inside its function, so that help and refusals come at once.
+"""
+
+import sys
+
+import typer
+
+from telamon.cli import config, doctor, models
+from telamon.errors import TelamonError
+
+app = typer.Typer(
+    name="telamon",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,  # a bug shows Python's own traceback
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(config.app, name="config")
+app.add_typer(models.app, name="models")
+app.command("doctor")(doctor.doctor)
+
+
+@app.callback()
+def _root() -> None:
+    """Train, evaluate and serve large language models on JAX, from a laptop to a cluster.
+
+    A run is a YAML file or a preset, and any value of it can be set on the command line as `key=value`:
+
+    ```
+    telamon train                                   # the default run
+    telamon train tiny train.steps=20               # a preset, with one value changed
+    telamon config explain optimizer.learning_rate  # what a value means and where it came from
+    ```
+    """
+
+
+def main() -> None:
+    """Run the command line; a TelamonError becomes one short message and its exit code, anything else is a bug and shows."""
+    try:
+        app()
+    except TelamonError as error:
+        from rich.console import Console
+        from rich.text import Text
+
+        Console(stderr=True, soft_wrap=True).print(Text(str(error), style="red"))
+        sys.exit(error.exit_code)
