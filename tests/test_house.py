@@ -110,7 +110,6 @@ def _help(*python_options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100"})
 
 
-@pytest.mark.skipif(not (ROOT / "src/telamon/cli/main.py").exists(), reason="no command line yet")
 def test_help_answers_in_under_seven_tenths_of_a_second() -> None:
     # Processor time, since the other test worker may hold the core; on a quiet machine the clock says the same.
     def seconds() -> float:
@@ -123,7 +122,6 @@ def test_help_answers_in_under_seven_tenths_of_a_second() -> None:
     assert statistics.median(seconds() for _ in range(5)) < 0.7
 
 
-@pytest.mark.skipif(not (ROOT / "src/telamon/cli/main.py").exists(), reason="no command line yet")
 def test_help_imports_no_heavy_library() -> None:
     trace = _help("-X", "importtime").stderr
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in trace.splitlines() if line.startswith("import time:")}
