@@ -139,3 +139,9 @@ def test_help_imports_no_heavy_library() -> None:
         "numpy",
         "huggingface_hub",
     }
+
+
+def test_map_names_every_folder_of_the_package() -> None:
+    folders = {f"src/telamon/{f.name}/" for f in (ROOT / "src" / "telamon").iterdir() if f.is_dir() and f.name != "__pycache__"}
+    mapped = re.findall(r"^\| `(src/telamon/\w+/)`", (ROOT / "AGENTS.md").read_text(), re.MULTILINE)
+    assert sorted(mapped) == sorted(folders), "AGENTS.md has one line for each folder of the package"
