@@ -78,6 +78,14 @@ class TextTokenizer:
         """Write a tokenizer.json."""
         path.write_text(self._inner.to_str(), encoding="utf-8")
 
+    def export(self, folder: Path) -> None:
+        """Write a tokenizer.json, and beside it what begins and ends a document: a folder that `load_tokenizer` reads back."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save(folder / "tokenizer.json")
+        named = {"bos_token": self.bos_id, "eos_token": self.eos_id}
+        specials = {name: None if i is None else self._inner.id_to_token(i) for name, i in named.items()}
+        (folder / "tokenizer_config.json").write_text(json.dumps(specials, indent=2) + "\n", encoding="utf-8")
+
 
 class IdTokenizer:
     """For data that were never text: a "text" is ids in decimal, and no id stands for any bytes."""

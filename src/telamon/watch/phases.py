@@ -16,3 +16,8 @@ def mark(name: str) -> None:
     if path:
         with open(path, "a", encoding="utf-8") as file:
             file.write(f"{time.time():.6f} {name}\n")
+
+
+def enabled() -> bool:
+    """Whether marks are kept; for marks that cost something to make."""
+    return bool(os.environ.get(VARIABLE))

@@ -1,0 +1,49 @@
+"""Validation, reduced exactly as training is: sums over all tokens, divided once."""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from telamon.data.loader import Loader
+from telamon.models.weights import Weights
+from telamon.train.job import Job
+from telamon.train.placement import place
+from telamon.watch import phases
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What an evaluation found."""
+
+    loss: float
+    """Nats a token."""
+    bits_per_byte: float | None
+    """None where tokens stand for no text."""
+    tokens: int
+    """Tokens it is over."""
+
+
+def evaluate(job: Job, weights: Weights, loader: Loader) -> Validation | None:
+    """Loss over the held-out set (or its first `eval.batches` batches); None where nothing is held out."""
+    phases.mark("eval begin")
+    step, most = job.eval_step(job.eval_rows), job.config.eval.batches
+    pending = []
+    with jax.set_mesh(job.mesh):
+        for number, batch in enumerate(loader.eval_batches(job.eval_rows)):
+            if most is not None and number >= most:
+                break
+            counts = step(weights, place(batch, token_bytes=loader.tokenizer.token_bytes, mesh=job.mesh)).counts
+            pending.append({name: counts[name] for name in ("nll", "tokens", "bytes")})
+    # Sums of float32 sums are taken in float64: a large held-out set must not lose the small batches.
+    sums = {name: math.fsum(float(np.asarray(counts[name])) for counts in pending) for name in ("nll", "tokens", "bytes")}
+    phases.mark("eval end")
+    if not pending or sums["tokens"] == 0:
+        return None
+    return Validation(sums["nll"] / sums["tokens"], bits_per_byte(sums["nll"], sums["bytes"]), int(sums["tokens"]))
+
+
+def bits_per_byte(nll: float, text_bytes: float) -> float | None:
+    """Nats over a text to bits per byte of it."""
+    return nll / (math.log(2) * text_bytes) if text_bytes > 0 else None

@@ -1,0 +1,103 @@
+"""What a run trains and with which programs, made from its config before any data are read."""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from telamon.config.checks import check_devices
+from telamon.config.schema import RunConfig
+from telamon.models.decoder import Numerics
+from telamon.models.weights import Model, sharded_shapes
+from telamon.parallel.mesh import build_mesh
+from telamon.parallel.rules import check_sharded
+from telamon.train.loss import Loss, language_model_loss
+from telamon.train.optimizer import build_optimizer
+from telamon.train.placement import abstract_batch
+from telamon.train.state import TrainState, abstract_state, init_state, shardings_of
+from telamon.train.step import bind_step, eval_step, train_step
+from telamon.watch import phases
+from telamon.watch.throughput import AttentionCost, flops_per_token
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model on a mesh with its optimizer and loss, and the compiled steps by number of rows."""
+
+    config: RunConfig
+    mesh: Mesh
+    model: Model
+    optimizer: optax.GradientTransformation
+    loss: Loss
+    _compiled: dict[tuple[str, int], Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def abstract_state(self) -> TrainState:
+        """Shapes, types and shardings of the training state."""
+        return abstract_state(self.model, self.optimizer, self.mesh)
+
+    def fresh_state(self) -> TrainState:
+        """The state before the first step."""
+        return init_state(self.model, self.optimizer, mesh=self.mesh, seed=self.config.train.seed)
+
+    def train_step(self, rows: int) -> Any:
+        """The compiled step `(state, batch) -> (state, metrics)` for a batch of `rows`; the state is donated."""
+        return self._program("train", rows)
+
+    def eval_step(self, rows: int) -> Any:
+        """The compiled evaluation `(weights, batch) -> Measured`."""
+        return self._program("eval", rows)
+
+    def compile(self, *, first_step: int, evaluate: bool) -> None:
+        """Compile what the run needs first; safe to call from another thread than the loop's."""
+        self.train_step(self.config.train.batch_size_at(first_step))
+        if evaluate:
+            self.eval_step(self.eval_rows)
+
+    @property
+    def eval_rows(self) -> int:
+        """Rows of an evaluation batch."""
+        return self.config.eval.batch_size or self.config.train.batch_size
+
+    @property
+    def flops_per_token(self) -> float:
+        """Model FLOPs a token, by the one rule (see `telamon.watch.throughput`)."""
+        layers = [AttentionCost(width) for width in self.model.attention_widths if width]
+        return flops_per_token(self.model.matmul_parameters, seq_len=self.config.train.seq_len, attention=layers)
+
+    def _program(self, kind: str, rows: int) -> Any:
+        if (kind, rows) not in self._compiled:
+            phases.mark("compile begin")
+            with jax.set_mesh(self.mesh):
+                self._compiled[kind, rows] = self._lower(kind, rows).compile()
+            phases.mark("compile end")
+        return self._compiled[kind, rows]
+
+    def _lower(self, kind: str, rows: int) -> Any:
+        batch = abstract_batch(rows=rows, seq_len=self.config.train.seq_len, mesh=self.mesh)
+        fixed = {"model": self.model, "loss": self.loss}
+        if kind == "eval":
+            return jax.jit(bind_step(eval_step, **fixed)).lower(self.abstract_state.weights, batch)
+        step = bind_step(train_step, optimizer=self.optimizer, accumulate=self.config.train.accumulate, **fixed)
+        where = (shardings_of(self.abstract_state), None)
+        return jax.jit(step, donate_argnums=0, out_shardings=where).lower(self.abstract_state, batch)
+
+
+def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
+    """Everything a run needs but data and values; allocates nothing on devices.
+
+    Args:
+        config: the run.
+        devices: default all, over all processes.
+
+    Raises:
+        ConfigError: the config does not fit the devices.
+    """
+    check_devices(config, len(devices or jax.devices()))
+    mesh = build_mesh(config.mesh, devices=devices)
+    model = Model(config.model.spec(), Numerics(dtype=config.train.compute_dtype, remat=config.train.remat))
+    check_sharded(mesh, shapes=sharded_shapes(model, mesh), limit=config.mesh.replicated_limit)
+    return Job(config, mesh, model, build_optimizer(config, model), language_model_loss(config.train))

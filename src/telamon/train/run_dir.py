@@ -1,0 +1,84 @@
+"""The directory of a run: made once, and found again to resume."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from telamon.checkpoint.store import CheckpointStore
+from telamon.config.load import to_yaml
+from telamon.config.schema import RunConfig
+from telamon.errors import ConfigError
+from telamon.watch.files import is_url, join, read_text, write_text
+
+CONFIG = "config.yaml"
+CHECKPOINTS = "checkpoints"
+TOKENIZER = "tokenizer"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run's folder or URL."""
+
+    path: str
+
+    def file(self, *parts: str) -> str:
+        """A path below the run's."""
+        return join(self.path, *parts)
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return os.path.basename(self.path.rstrip("/"))
+
+    def store(self, config: RunConfig, *, readonly: bool = False) -> CheckpointStore:
+        """The run's checkpoints."""
+        settings = config.checkpoint
+        return CheckpointStore(
+            self.file(CHECKPOINTS),
+            keep=settings.keep,
+            keep_every=settings.keep_every,
+            asynchronous=settings.asynchronous,
+            readonly=readonly,
+        )
+
+
+def create_run(config: RunConfig) -> RunDirectory:
+    """Make the directory of a new run and save its resolved config there.
+
+    Raises:
+        ConfigError: the directory cannot be written, or holds a run already.
+    """
+    name = config.run.name or f"{config.model.preset or config.model.family}-{_agreed_time()}"
+    run = RunDirectory(join(config.run.root, name))
+    if jax.process_index() == 0:
+        if read_text(run.file(CONFIG)) is not None:
+            raise ConfigError(f"{run.path} holds a run already; continue it with resume={run.path}, or choose another run.name")
+        write_text(run.file(CONFIG), to_yaml(config))
+    return run
+
+
+def open_run(path: str, config: RunConfig) -> RunDirectory:
+    """The directory of a run to continue; what its config says now (overrides included) is saved.
+
+    Raises:
+        ConfigError: there is no run, or the directory cannot be written.
+    """
+    run = RunDirectory(path.rstrip("/") if is_url(path) else str(Path(path)))
+    if read_text(run.file(CONFIG)) is None:
+        raise ConfigError(f"resume={path}: no run there (no {CONFIG})")
+    if jax.process_index() == 0:
+        write_text(run.file(CONFIG), to_yaml(config))
+    return run
+
+
+def _agreed_time() -> str:
+    """The time as text, the first process's on every process."""
+    now = np.int64(time.time())
+    if jax.process_count() > 1:
+        now = multihost_utils.broadcast_one_to_all(now)
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(int(now)))

@@ -1,0 +1,76 @@
+"""The start of a run: what is said, data opened, state made or restored."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from telamon.checkpoint.store import CheckpointStore
+from telamon.config.schema import RunConfig
+from telamon.data.loader import ArithmeticLoader, Loader, open_loader
+from telamon.data.tokenizer import TextTokenizer
+from telamon.errors import ConfigError
+from telamon.train.job import Job
+from telamon.train.recorder import History
+from telamon.train.run_dir import TOKENIZER, RunDirectory
+from telamon.train.schedule import describe_schedule
+from telamon.train.state import TrainState
+from telamon.watch.files import is_url, write_text
+from telamon.watch.log import banner, facts, human_bytes, line
+
+
+def announce(console: Console, job: Job, run: RunDirectory, *, resumed: bool, first: int, skipped: Sequence[str]) -> None:
+    """Say what is about to run."""
+    config = job.config
+    train = config.train
+    banner(console, f"run {run.path}")
+    for message in skipped:
+        line(console, f"  warning: {message}")
+    if resumed:
+        line(console, f"  resumed after step {first}" if first else "  resumed, but no checkpoint was saved: starting from step 0")
+    axes = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "1 device"
+    facts(
+        console,
+        {
+            "model": f"{config.model.preset or config.model.family}, {job.model.parameter_count:,} parameters, {config.model.n_layers} layers",
+            "devices": f"{job.mesh.size} x {job.mesh.devices.flat[0].device_kind}: {axes}",
+            "batch": f"{train.batch_size} rows of {train.seq_len} tokens, {train.accumulate} microbatch{'es' if train.accumulate > 1 else ''}",
+            "attention": "documents in one row cannot see each other",
+            "schedule": describe_schedule(config),
+        },
+    )
+
+
+def open_data(config: RunConfig, run: RunDirectory, console: Console) -> ArithmeticLoader:
+    """Open the data, save what they are in the run, and check that the model's vocabulary holds them."""
+    loader = open_loader(config, process_index=jax.process_index(), process_count=jax.process_count())
+    size, rows = loader.tokenizer.vocab_size, config.model.vocab_size
+    if size > rows:
+        raise ConfigError(
+            f"model.vocab_size={rows} is smaller than the tokenizer's vocabulary of {size}; set model.vocab_size={size} or more"
+        )
+    report = loader.report()
+    for source in report["sources"]:
+        line(
+            console,
+            f"  data: {source['name']}, {source['files']:,} files, {human_bytes(source['bytes'])}, sha256 {source['sha256'][:16]}, "
+            f"{source['tokens']:,} tokens, {source['held_out_documents']} documents held out, "
+            f"rows {source['epoch']['fill']:.1%} filled, {source['epoch']['dropped']:,} tokens dropped",
+        )
+    if jax.process_index() == 0:
+        write_text(run.file("data.json"), json.dumps(report, indent=2) + "\n")
+        if isinstance(loader.tokenizer, TextTokenizer) and not is_url(run.path):
+            loader.tokenizer.export(Path(run.file(TOKENIZER)))
+    return loader
+
+
+def starting_state(job: Job, store: CheckpointStore, loader: Loader, *, first: int) -> tuple[TrainState, History]:
+    """The state after step `first`, and what the run remembers of itself."""
+    if first == 0:
+        return job.fresh_state(), History()
+    with jax.set_mesh(job.mesh):
+        state, meta = store.restore(first, job.abstract_state)
+    loader.restore(meta["position"])
+    return state, History(**meta["history"])
