@@ -3,19 +3,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telamon.data.fit import best_fit, first_fit
+from telamon.data.order import Order
 from telamon.data.packing import (
     Bins,
     Documents,
     Spans,
     Stream,
     assemble,
-    best_fit,
-    first_fit,
     lay_out,
     microbatches,
     next_token_mask,
     trainable,
 )
+
+PLAIN = Order(shuffle=False)
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 packings = st.sampled_from(["split", "first_fit", "best_fit"])
@@ -32,7 +34,7 @@ def epoch_batch(layout, rows: int, width: int, total: int) -> dict[str, np.ndarr
 
 
 def test_split_keeps_every_token_once():
-    layout = Stream(documents([5, 3, 4, 2, 6, 20]), width=8)
+    layout = Stream(documents([5, 3, 4, 2, 6, 20]), width=8, order=Order())
     kept = layout.kept()
     batch = epoch_batch(layout, kept.rows, 8, 40)
     assert (kept.rows, kept.tokens, kept.dropped, kept.fill) == (5, 40, 0, 1.0)
@@ -40,7 +42,7 @@ def test_split_keeps_every_token_once():
 
 
 def test_drop_tail_reports_what_it_dropped():
-    layout = Bins(documents([5, 3, 4, 2, 6, 20]), width=8, packing="drop_tail")
+    layout = Bins(documents([5, 3, 4, 2, 6, 20]), width=8, packing="drop_tail", order=Order())
     kept = layout.kept()
     batch = epoch_batch(layout, kept.rows, 8, 40)
     assert (kept.tokens, kept.dropped, kept.split) == (28, 12, 0)
@@ -49,7 +51,7 @@ def test_drop_tail_reports_what_it_dropped():
 
 
 def test_whole_documents_fill_three_rows():
-    layout = Bins(documents([5, 3, 4, 2, 6]), width=8, packing="first_fit", shuffle=False)
+    layout = Bins(documents([5, 3, 4, 2, 6]), width=8, packing="first_fit", order=PLAIN)
     assert (layout.kept().rows, layout.kept().tokens, layout.kept().fill) == (3, 20, 20 / 24)
 
 
@@ -61,7 +63,7 @@ def test_best_fit_fills_rows_that_first_fit_leaves_open():
 
 @pytest.mark.parametrize("packing", ["first_fit", "best_fit", "drop_tail"])
 def test_a_row_takes_no_more_documents_than_the_kernel(packing: str):
-    layout = Bins(documents([1] * 8), width=8, packing=packing, max_segments=2)
+    layout = Bins(documents([1] * 8), width=8, packing=packing, max_segments=2, order=Order())
     batch = epoch_batch(layout, layout.kept().rows, 8, 8)
     assert batch["segments"].max(axis=1).tolist() == [2, 2, 2, 2]
 
@@ -70,7 +72,7 @@ def test_shifted_targets_stop_at_document_borders():
     segments = np.array([1, 1, 1, 2, 2])
     assert next_token_mask(segments).tolist() == [True, True, False, True, False]
     assert next_token_mask(segments, ahead=2).tolist() == [True, False, False, False, False]
-    layout = Stream(documents([3, 2]), width=5, shuffle=False)
+    layout = Stream(documents([3, 2]), width=5, order=PLAIN)
     batch = epoch_batch(layout, 1, 5, 5)
     assert batch["segments"].tolist() == [[1, 1, 1, 2, 2]]
     assert batch["mask"].tolist() == [[1, 1, 0, 1, 0]]
@@ -79,14 +81,14 @@ def test_shifted_targets_stop_at_document_borders():
 
 def test_targets_of_half_a_row_are_those_of_the_whole_row():
     # A row over two devices: the first half ends inside a document, and its last target lies in the other half.
-    batch = epoch_batch(Stream(documents([3, 5]), width=8, shuffle=False), 1, 8, 8)
+    batch = epoch_batch(Stream(documents([3, 5]), width=8, order=PLAIN), 1, 8, 8)
     left, right = (np.split(batch[name][0], 2) for name in ("targets", "mask"))
     assert [part.tolist() for part in left] == [[2, 3, 0, 5], [6, 7, 8, 0]]
     assert [part.tolist() for part in right] == [[1, 1, 0, 1], [1, 1, 1, 0]]
 
 
 def test_a_document_continued_in_the_next_row_is_predicted_across_the_edge():
-    batch = epoch_batch(Stream(documents([10]), width=4, shuffle=False), 3, 4, 10)
+    batch = epoch_batch(Stream(documents([10]), width=4, order=PLAIN), 3, 4, 10)
     assert batch["targets"].tolist() == [[2, 3, 4, 5], [6, 7, 8, 9], [10, 0, 0, 0]]
     assert batch["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 0, 0]]
     assert batch["segments"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]]
@@ -107,7 +109,7 @@ def test_a_prompt_that_fills_the_length_leaves_nothing_to_train():
 
 @given(lengths, st.integers(2, 17), packings, st.booleans())
 def test_an_epoch_holds_each_token_once_and_trains_each_but_the_first(sizes: list[int], width: int, packing: str, shuffle: bool):
-    layout = lay_out(documents(sizes), packing=packing, width=width, seed=3, shuffle=shuffle)
+    layout = lay_out(documents(sizes), packing=packing, width=width, order=Order(3, shuffle=shuffle))
     total = sum(sizes)
     batch = epoch_batch(layout, layout.kept().rows, width, total)
     assert sorted(batch["tokens"][batch["tokens"] > 0]) == list(range(1, total + 1))
@@ -118,7 +120,7 @@ def test_an_epoch_holds_each_token_once_and_trains_each_but_the_first(sizes: lis
 
 @given(lengths, st.integers(2, 17), st.sampled_from(["first_fit", "best_fit", "drop_tail"]), st.integers(1, 4))
 def test_packers_respect_room_and_segments(sizes: list[int], width: int, packing: str, most: int):
-    layout = Bins(documents(sizes), width=width, packing=packing, max_segments=most)
+    layout = Bins(documents(sizes), width=width, packing=packing, max_segments=most, order=Order())
     batch = epoch_batch(layout, layout.kept().rows, width, sum(sizes))
     kept = np.count_nonzero(batch["tokens"])
     assert kept == layout.kept().tokens == sum(sizes) - layout.kept().dropped
@@ -144,10 +146,10 @@ def check_rows(batch: dict[str, np.ndarray]) -> None:
 
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=12), st.integers(2, 9), st.integers(0, 30), st.integers(1, 20))
 def test_rows_of_the_stream_are_the_epochs_end_to_end(sizes: list[int], width: int, begin: int, count: int):
-    layout = Stream(documents(sizes), width=width, seed=5)
+    layout = Stream(documents(sizes), width=width, order=Order(5))
     total = sum(sizes)
     orders = [layout._epoch(e)[0] for e in range((begin + count) * width // total + 1)]
-    stream = np.concatenate([np.arange(layout.documents.first[d], layout.documents.first[d] + sizes[d]) for order in orders for d in order])
+    stream = np.concatenate([layout.documents.first[d] + np.arange(sizes[d]) for order in orders for d in order])
     batch = assemble(layout.spans(begin, begin + count), layout.documents, np.arange(total), rows=count, width=width)
     assert batch["tokens"].ravel().tolist() == stream[begin * width : (begin + count) * width].tolist()
 

@@ -18,6 +18,7 @@ import numpy as np
 from telamon.config.schema import RunConfig
 from telamon.data.corpus import Corpus, open_corpus
 from telamon.data.mixing import mixture
+from telamon.data.order import Order
 from telamon.data.packing import Batch, Spans, Stream, assemble, lay_out
 from telamon.data.tokenizer import Tokenizer
 from telamon.errors import ConfigError, DataError
@@ -83,9 +84,7 @@ class ArithmeticLoader:
                 packing=cfg.data.packing,
                 width=cfg.train.seq_len,
                 max_segments=cfg.data.max_segments,
-                seed=cfg.train.seed,
-                source=index,
-                shuffle=cfg.data.shuffle,
+                order=Order(cfg.train.seed, index, cfg.data.shuffle),
             )
             for index, part in enumerate(corpus.parts)
         ]
@@ -142,7 +141,7 @@ class ArithmeticLoader:
         """
         block = self._block(batch_size, "eval.batch_size")
         width = self._cfg.train.seq_len
-        streams = [(p, Stream(p.held_out, width=width, shuffle=False)) for p in self.corpus.parts if len(p.held_out.length)]
+        streams = [(p, Stream(p.held_out, width=width, order=Order(shuffle=False))) for p in self.corpus.parts if len(p.held_out.length)]
         for part, stream in streams:
             rows = stream.rows(1)
             for first in range(0, rows, batch_size):
@@ -161,8 +160,8 @@ class ArithmeticLoader:
 
     def position(self, step: int | None = None) -> Position:
         """See :class:`Loader`."""
-        step = self._next_step if step is None else step
-        return {"step": step, "rows": self._cfg.train.rows_before(step), **self._identity}
+        at = self._next_step if step is None else step
+        return {"step": at, "rows": self._cfg.train.rows_before(at), **self._identity}
 
     def restore(self, position: Position) -> None:
         """Check that going on from `position` trains no row twice and skips none. Raises ConfigError naming what changed, with both values.

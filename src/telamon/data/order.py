@@ -4,6 +4,8 @@ An order is a sort by a 64-bit hash of (seed, epoch, source, item). It reaches o
 with every NumPy release (the streams of `numpy.random.Generator` may change between releases; a resumed run may not).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 U64 = np.uint64
@@ -25,8 +27,18 @@ def key_of(*parts: int) -> np.ndarray:
     return key
 
 
-def permutation(size: int, *, seed: int, epoch: int, source: int = 0, shuffle: bool = True) -> np.ndarray:
-    """The order of `size` items in an epoch, i64[size]; 0 .. size-1 as they are without `shuffle`."""
-    if not shuffle:
-        return np.arange(size)
-    return np.argsort(mix(np.arange(size, dtype=U64) ^ key_of(seed, epoch, source)), kind="stable")
+@dataclass(frozen=True)
+class Order:
+    """The order of a source's items in each epoch."""
+
+    seed: int = 0
+    source: int = 0
+    """Number of the source in its mixture: sources of one size still get orders of their own."""
+    shuffle: bool = True
+    """Without it, items stay as they are."""
+
+    def of(self, size: int, *, epoch: int) -> np.ndarray:
+        """A permutation of 0 .. size-1, i64[size]."""
+        if not self.shuffle:
+            return np.arange(size)
+        return np.argsort(mix(np.arange(size, dtype=U64) ^ key_of(self.seed, epoch, self.source)), kind="stable")

@@ -5,14 +5,13 @@ a place is trained when the document goes on after it, in this row or in the nex
 restart with each.
 """
 
-import heapq
-from bisect import bisect_left, insort
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from telamon.data.order import permutation
+from telamon.data.fit import best_fit, first_fit
+from telamon.data.order import Order
 
 Batch = dict[str, np.ndarray]
 
@@ -81,15 +80,20 @@ def assemble(spans: Spans, documents: Documents, tokens: np.ndarray, *, rows: in
     trained[ends[last] - 1] = False
     target = tokens[np.where(trained, source + 1, source)] * trained
 
-    batch = {name: np.zeros(rows * width, np.int32) for name in ("tokens", "targets", "segments", "positions")}
-    batch["mask"] = np.zeros(rows * width, np.float32)
     at = np.repeat(place, count) + position
-    batch["tokens"][at] = tokens[source]
-    batch["targets"][at] = target
-    batch["mask"][at] = trained
-    batch["segments"][at] = np.repeat(segment, count)
-    batch["positions"][at] = position
-    return {name: array.reshape(rows, width) for name, array in batch.items()}
+
+    def placed(values: np.ndarray, dtype: type = np.int32) -> np.ndarray:
+        array = np.zeros(rows * width, dtype)
+        array[at] = values
+        return array.reshape(rows, width)
+
+    return {
+        "tokens": placed(tokens[source]),
+        "targets": placed(target),
+        "mask": placed(trained, np.float32),
+        "segments": placed(np.repeat(segment, count)),
+        "positions": placed(position),
+    }
 
 
 class Stream:
@@ -98,10 +102,10 @@ class Stream:
     So an epoch's last row goes on with the next epoch's first document, and every token is in exactly one row an epoch.
     """
 
-    def __init__(self, documents: Documents, *, width: int, seed: int = 0, source: int = 0, shuffle: bool = True):
+    def __init__(self, documents: Documents, *, width: int, order: Order):
         self.documents = documents
         self._width = width
-        self._order = dict(seed=seed, source=source, shuffle=shuffle)
+        self._order = order
         self._total = int(documents.length.sum())
         self._epoch = lru_cache(maxsize=4)(self._epoch_borders)
 
@@ -136,7 +140,7 @@ class Stream:
 
     def _epoch_borders(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The epoch's documents in order, i64[documents], and where in the epoch each begins, i64[documents + 1]."""
-        order = permutation(len(self.documents.length), epoch=epoch, **self._order)
+        order = self._order.of(len(self.documents.length), epoch=epoch)
         return order, np.concatenate([[0], np.cumsum(self.documents.length[order])])
 
 
@@ -147,23 +151,13 @@ class Bins:
     first epoch, and each epoch visits them in an order of its own: so an epoch has a fixed number of rows, and any row is found by arithmetic.
     """
 
-    def __init__(
-        self,
-        documents: Documents,
-        *,
-        width: int,
-        packing: str,
-        max_segments: int | None = None,
-        seed: int = 0,
-        source: int = 0,
-        shuffle: bool = True,
-    ):
-        self._order = dict(seed=seed, source=source, shuffle=shuffle)
+    def __init__(self, documents: Documents, *, width: int, packing: str, max_segments: int | None = None, order: Order):
+        self._order = order
         given = documents.length
         self._dropped = int(np.maximum(given - width, 0).sum()) if packing == "drop_tail" else 0
         self.documents = Documents(documents.first, np.minimum(given, width)) if packing == "drop_tail" else documents
         self._width = width
-        document, start, length = _pieces(self.documents.length, width, permutation(len(given), epoch=0, **self._order))
+        document, start, length = _pieces(self.documents.length, width, order.of(len(given), epoch=0))
         fit = best_fit if packing == "best_fit" else first_fit
         row = fit(length, width, max_segments=max_segments)
         by_row = np.argsort(row, kind="stable")
@@ -196,16 +190,17 @@ class Bins:
 
     @lru_cache(maxsize=4)  # noqa: B019 - a loader lives as long as its process
     def _row_order(self, epoch: int) -> np.ndarray:
-        return permutation(self._per_epoch, epoch=epoch, **self._order)
+        return self._order.of(self._per_epoch, epoch=epoch)
 
 
-def lay_out(
-    documents: Documents, *, packing: str, width: int, max_segments: int | None = None, seed: int, source: int = 0, shuffle: bool = True
-):
-    """The layout that `data.packing` names: a :class:`Stream` or :class:`Bins`."""
+Layout = Stream | Bins
+
+
+def lay_out(documents: Documents, *, packing: str, width: int, max_segments: int | None = None, order: Order) -> Layout:
+    """The layout that `data.packing` names."""
     if packing == "split":
-        return Stream(documents, width=width, seed=seed, source=source, shuffle=shuffle)
-    return Bins(documents, width=width, packing=packing, max_segments=max_segments, seed=seed, source=source, shuffle=shuffle)
+        return Stream(documents, width=width, order=order)
+    return Bins(documents, width=width, packing=packing, max_segments=max_segments, order=order)
 
 
 def _pieces(lengths: np.ndarray, width: int, order: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -214,55 +209,6 @@ def _pieces(lengths: np.ndarray, width: int, order: np.ndarray) -> tuple[np.ndar
     document = np.repeat(order, count)
     start = (np.arange(len(document)) - np.repeat(np.cumsum(count) - count, count)) * width
     return document, start, np.minimum(width, lengths[document] - start)
-
-
-def first_fit(lengths: np.ndarray, width: int, *, max_segments: int | None = None) -> np.ndarray:
-    """Row of each piece, i64[pieces]: the first row that has room for it, else a new one. A row takes at most `max_segments` pieces."""
-    leaves = 1 << max(1, (len(lengths) - 1).bit_length())
-    room = [width] * (2 * leaves)  # room[i] is the most room of any row below node i of a binary tree; rows are its leaves
-    used = [0] * leaves
-    rows = np.zeros(len(lengths), np.int64)
-    for piece, length in enumerate(lengths.tolist()):
-        node = 1
-        while node < leaves:
-            node = 2 * node if room[2 * node] >= length else 2 * node + 1
-        row = node - leaves
-        rows[piece] = row
-        used[row] += 1
-        room[node] = 0 if used[row] == max_segments else room[node] - length
-        while node > 1:
-            node //= 2
-            room[node] = max(room[2 * node], room[2 * node + 1])
-    return rows
-
-
-def best_fit(lengths: np.ndarray, width: int, *, max_segments: int | None = None) -> np.ndarray:
-    """Row of each piece, i64[pieces]: the fullest row that still has room for it (the first of equals), else a new one.
-
-    Pieces are taken in the order given, not sorted by length: sorting can save a few rows more, but puts documents of like length together.
-    """
-    rooms: list[int] = []  # the different amounts of room that open rows have, rising
-    open_rows: dict[int, list[int]] = {}  # the rows with each amount, as heaps
-    used: list[int] = []
-    rows = np.zeros(len(lengths), np.int64)
-    for piece, length in enumerate(lengths.tolist()):
-        at = bisect_left(rooms, length)
-        if at < len(rooms):
-            room = rooms[at]
-            row = heapq.heappop(open_rows[room])
-            if not open_rows[room]:
-                del open_rows[room], rooms[at]
-        else:
-            room, row = width, len(used)
-            used.append(0)
-        rows[piece] = row
-        used[row] += 1
-        left = room - length
-        if left and used[row] != max_segments:
-            if left not in open_rows:
-                insort(rooms, left)
-            heapq.heappush(open_rows.setdefault(left, []), row)
-    return rows
 
 
 def next_token_mask(segments: np.ndarray, *, ahead: int = 1) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Parquet files as a source: one document a row of a text column."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telamon.data.files import File
-from telamon.data.sources import FileFacts, cut, in_parallel, take_inventory
+from telamon.data.sources import PIECE, FileFacts, Hashing, cut, in_parallel, take_inventory
 from telamon.errors import DataError
 
 _ROWS = 256
@@ -38,11 +37,12 @@ class Parquet:
 
     def _scan(self, file: File) -> FileFacts:
         with file.open() as handle:
-            digest = hashlib.file_digest(handle, "sha256").digest()
-            size = handle.tell()
+            reader = Hashing(handle)
+            while reader.read(PIECE):
+                pass
         with self._opened(file) as table:
             rows = table.metadata.num_rows
-        return FileFacts(file, size, digest, np.arange(rows), np.full(rows, size // max(rows, 1)))
+        return FileFacts(file, reader.size, reader.digest(), np.arange(rows), np.full(rows, reader.size // max(rows, 1)))
 
     @contextmanager
     def _opened(self, file: File) -> Iterator[pq.ParquetFile]:

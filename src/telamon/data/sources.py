@@ -9,7 +9,7 @@ import io
 import json
 import os
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import IO, Protocol
@@ -71,10 +71,10 @@ def open_source(config: SourceConfig) -> Source:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """One file's part of an inventory: bytes, digest, and for each document its row number and size."""
+    """One file's part of an inventory: size in bytes, digest, and for each document its row number and size."""
 
     file: File
-    bytes: int
+    size: int
     digest: bytes
     rows: np.ndarray
     sizes: np.ndarray
@@ -90,11 +90,11 @@ def take_inventory(name: str, facts: list[FileFacts], *, reading: str, skipped: 
     """Put the files' facts together."""
     total = hashlib.sha256()
     for fact in facts:
-        total.update(f"{fact.file.key}\0{fact.bytes}\0".encode() + fact.digest)
+        total.update(f"{fact.file.key}\0{fact.size}\0".encode() + fact.digest)
     return Inventory(
         name=name,
         files=len(facts),
-        bytes=sum(fact.bytes for fact in facts),
+        bytes=sum(fact.size for fact in facts),
         sha256=total.hexdigest(),
         reading=reading,
         keys=np.concatenate([np.zeros(0, U64), *(fact.keys for fact in facts)]),
@@ -103,10 +103,18 @@ def take_inventory(name: str, facts: list[FileFacts], *, reading: str, skipped: 
     )
 
 
-def in_parallel[T](function, files: list[File]) -> list[T]:
+def in_parallel[T](function: Callable[[File], T], files: list[File]) -> list[T]:
     """`function` of every file, in order; hashing and reading release the interpreter's lock."""
     with ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
         return list(pool.map(function, files))
+
+
+class Readable(Protocol):
+    """As much of an open file as decoding needs."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next `size` bytes, or all that are left."""
+        ...
 
 
 class TextFiles:
@@ -132,15 +140,15 @@ class TextFiles:
     def _scan(self, file: File) -> FileFacts | None:
         """Facts of one file; None for a Python file that is not valid text."""
         with file.open() as raw:
-            handle = _Hashing(raw)
+            handle = Hashing(raw)
             try:
                 for _ in self._decoded(file, handle):
                     pass
             except SyntaxError:
                 return None
-        return FileFacts(file, handle.bytes, handle.digest(), np.zeros(1, np.int64), np.array([handle.bytes]))
+        return FileFacts(file, handle.size, handle.digest(), np.zeros(1, np.int64), np.array([handle.size]))
 
-    def _decoded(self, file: File, handle: IO[bytes]) -> Iterator[str]:
+    def _decoded(self, file: File, handle: Readable) -> Iterator[str]:
         if self._python:
             return iter([_decode_python(handle.read())])
         return _decode_utf8(file.path, handle)
@@ -169,12 +177,12 @@ class JsonLines:
     def _scan(self, file: File) -> FileFacts:
         rows, sizes = [], []
         with file.open() as raw:
-            handle = _Hashing(raw)
+            handle = Hashing(raw)
             for number, line in enumerate(handle):
                 if line.strip():
                     rows.append(number)
                     sizes.append(len(line))
-        return FileFacts(file, handle.bytes, handle.digest(), np.array(rows, np.int64), np.array(sizes, np.int64))
+        return FileFacts(file, handle.size, handle.digest(), np.array(rows, np.int64), np.array(sizes, np.int64))
 
     def _text(self, where: str, line: bytes) -> str:
         try:
@@ -204,7 +212,7 @@ def _decode_python(content: bytes) -> str:
         raise SyntaxError(str(error)) from error
 
 
-def _decode_utf8(path: str, handle: IO[bytes]) -> Iterator[str]:
+def _decode_utf8(path: str, handle: Readable) -> Iterator[str]:
     """Text of a file, a block at a time. A character may lie across the border of two blocks."""
     carry, offset = b"", 0
     while True:
@@ -252,22 +260,24 @@ def _place_to_cut(text: str, start: int) -> int:
     return start + PIECE
 
 
-class _Hashing(io.RawIOBase):
-    """A reader that hashes and counts what passes through it."""
+class Hashing:
+    """Reading a file while hashing and counting what passes through."""
 
     def __init__(self, raw: IO[bytes]):
-        self._raw, self._sha, self.bytes = raw, hashlib.sha256(), 0
+        self._raw, self._sha, self.size = raw, hashlib.sha256(), 0
 
     def _seen(self, block: bytes) -> bytes:
         self._sha.update(block)
-        self.bytes += len(block)
+        self.size += len(block)
         return block
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = -1, /) -> bytes:
+        """The next `size` bytes, or all that are left."""
         return self._seen(self._raw.read(size))
 
     def __iter__(self) -> Iterator[bytes]:
         return map(self._seen, self._raw)
 
     def digest(self) -> bytes:
+        """SHA-256 of what was read so far."""
         return self._sha.digest()

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from telamon.data.words import WordMemo, cuts_like_gpt2
 from telamon.errors import ConfigError, DataError
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
@@ -44,16 +46,21 @@ class Tokenizer(Protocol):
 
 
 class TextTokenizer:
-    """A `tokenizers` tokenizer with the ids that begin and end a document."""
+    """A `tokenizers` tokenizer with the ids that begin and end a document.
+
+    Text is only text: where it spells a special token, it is encoded by its letters, so that no document can end another one.
+    """
 
     def __init__(self, inner: Any, *, bos: str | None, eos: str | None):
         inner.no_padding()
         inner.no_truncation()
+        inner.encode_special_tokens = True
         self._inner = inner
         self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
         self.bos_id: int | None = None if bos is None else inner.token_to_id(bos)
         self.eos_id: int | None = None if eos is None else inner.token_to_id(eos)
         self.token_bytes = _token_bytes(inner, self.vocab_size)
+        self._memo = WordMemo(self.encode_batch) if _memo_is_faster(inner) else None
         self.hash = hashlib.sha256(f"{inner.to_str()}\0{self.bos_id}\0{self.eos_id}".encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
@@ -62,6 +69,8 @@ class TextTokenizer:
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of several texts end to end, u32[ids], and how many each has, i64[texts]."""
+        if self._memo is not None:
+            return self._memo.encode_flat(texts)
         encoded = self.encode_batch(texts)
         counts = np.array([len(ids) for ids in encoded], np.int64)
         return np.fromiter(chain.from_iterable(encoded), np.uint32, counts.sum()), counts
@@ -87,11 +96,16 @@ class TextTokenizer:
         (folder / "tokenizer_config.json").write_text(json.dumps(specials, indent=2) + "\n", encoding="utf-8")
 
 
+def _memo_is_faster(inner: Any) -> bool:
+    """The library encodes texts on all cores at once, the memo on one, about six times as fast."""
+    return (os.cpu_count() or 1) <= 6 and cuts_like_gpt2(json.loads(inner.to_str()))
+
+
 class IdTokenizer:
     """For data that were never text: a "text" is ids in decimal, and no id stands for any bytes."""
 
-    bos_id = None
-    eos_id = None
+    bos_id: int | None = None
+    eos_id: int | None = None
 
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size
