@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from telamon.cli import config, doctor, models
+from telamon.cli import config, data, doctor, models
 from telamon.errors import TelamonError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(config.app, name="config")
+app.add_typer(data.app, name="data")
 app.add_typer(models.app, name="models")
 app.command("doctor")(doctor.doctor)
 

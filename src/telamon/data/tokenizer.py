@@ -44,6 +44,10 @@ class Tokenizer(Protocol):
         """Text of ids, special tokens left out."""
         ...
 
+    def name(self, token: int) -> str:
+        """How the vocabulary spells an id."""
+        ...
+
 
 class TextTokenizer:
     """A `tokenizers` tokenizer with the ids that begin and end a document.
@@ -82,6 +86,10 @@ class TextTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, special tokens left out."""
         return self._inner.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def name(self, token: int) -> str:
+        """How the vocabulary spells an id."""
+        return self._inner.id_to_token(token) or f"<{token}>"
 
     def save(self, path: Path) -> None:
         """Write a tokenizer.json."""
@@ -129,6 +137,10 @@ class IdTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The ids in decimal."""
         return " ".join(str(int(i)) for i in ids)
+
+    def name(self, token: int) -> str:
+        """The id in decimal."""
+        return str(token)
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> TextTokenizer:

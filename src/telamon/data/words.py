@@ -47,12 +47,13 @@ class WordMemo:
         if len(self._number) > _MOST_WORDS or self._characters > _MOST_CHARACTERS:
             self._forget()
         words = [_words(text) for text in texts]
-        numbers = np.concatenate([np.fromiter(map(self._number.__getitem__, w), np.int64, len(w)) for w in words])
+        lookup = self._number.__getitem__
+        numbers = np.concatenate([np.zeros(0, np.int64), *(np.fromiter(map(lookup, w), np.int64, len(w)) for w in words)])
         self._learn()
         counts = np.diff(self._first)[numbers]
         ends = np.cumsum(counts)
         ids = self._ids[np.repeat(self._first[numbers] - (ends - counts), counts) + np.arange(ends[-1] if len(ends) else 0)]
-        text_ends = np.concatenate([[0], ends])[np.cumsum([len(w) for w in words])]
+        text_ends = np.concatenate([[0], ends])[np.cumsum([len(w) for w in words], dtype=np.int64)]
         return ids, np.diff(text_ends, prepend=0)
 
     def _forget(self) -> None:
