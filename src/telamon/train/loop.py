@@ -5,7 +5,6 @@ Order of starting: (1) join the other processes; (2) mesh, model and optimizer f
 whole checkpoint when a run is resumed, else fresh from the seed; (6) steps.
 """
 
-import contextlib
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +75,7 @@ def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook
     console = make_console(quiet=not primary)
     job = make_job(config)
     run = open_run(resume, config) if resume else create_run(config)
-    with StopRequest() as stop, contextlib.closing(run.store(config)) as store:
+    with StopRequest() as stop, run.store(config) as store:
         if primary:
             write_environment(run.path, describe_environment())
         first = store.latest_valid() or 0
