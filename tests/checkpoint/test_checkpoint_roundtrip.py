@@ -13,9 +13,8 @@ from telamon.errors import CheckpointError
 
 @pytest.fixture
 def store(tmp_path):
-    store = CheckpointStore(tmp_path / "checkpoints")
-    yield store
-    store.close()
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        yield store
 
 
 def test_every_type_comes_back_bit_for_bit(store):

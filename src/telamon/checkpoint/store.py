@@ -1,13 +1,11 @@
 """A folder of checkpoints of one run.
 
-    store = CheckpointStore(run / "checkpoints", keep=3)
-    step = store.latest_valid()
-    if step is not None:
-        state, meta = store.restore(step, abstract_state)
-    ...
-    store.save(step, state, meta)  # the next step may start at once
-    ...
-    store.close()
+    with CheckpointStore(run / "checkpoints", keep=3) as store:
+        step = store.latest_valid()
+        if step is not None:
+            state, meta = store.restore(step, abstract_state)
+        ...
+        store.save(step, state, meta)  # the next step may start at once
 
 How a checkpoint comes to be, so that a kill at any moment leaves either a whole one or a provably unfinished one:
 
@@ -26,7 +24,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -144,7 +142,17 @@ class CheckpointStore:
         if error is not None:
             raise error
 
-    close = wait
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """Finish the save that is being written. Python cannot do so by itself as it exits: the save would be lost."""
+        try:
+            self.wait()
+        except CheckpointError as error:
+            if kind is None:
+                raise
+            _log.error(str(error))  # beside the exception that is under way
 
     def _make_way(self, step: int) -> None:
         folder = self.path(step)
@@ -317,16 +325,30 @@ class CheckpointStore:
 
 
 def _context() -> ocp.Context:
-    """How Orbax reads and writes. Weights hardly compress (7 %), and trying takes nine tenths of the time of a save."""
+    """How Orbax reads and writes."""
     context = ocp.Context()
+    # Weights hardly compress (7 %), and trying takes nine tenths of the time of a save.
     context.array.saving.use_compression = False
-    context.pytree.loading.partial_load = True  # what is asked for was compared with the manifest already
+    # A background thread that fails to make a folder leaves the writers waiting for it for 20 minutes.
+    context.async_options.create_directories_asynchronously = False
+    # What is asked for was compared with the manifest already.
+    context.pytree.loading.partial_load = True
     return context
 
 
-def _file_and_reason(error: Exception, folder: epath.Path) -> str:
-    """One line that names the file and the system's reason, from an exception of Orbax, TensorStore or the OS."""
+def _file_and_reason(error: BaseException, folder: epath.Path) -> str:
+    """The file and the system's reason in one line, from an exception of Orbax, TensorStore or the OS."""
     text = " ".join(str(error).split())
-    named = re.search(re.escape(str(folder)) + r"[^\s\"']*", text)
-    reason = re.search(r"\[OS error \d+: [^\]]*\]", text)
-    return f"{named[0] if named else folder}: {reason[0].strip('[]') if reason else text[:300]}"
+    named = re.search(re.escape(str(folder)) + r"[^\s\"',]*", text)
+    code = error.errno if isinstance(error, OSError) else re.search(r"os_error_code='(\d+)'", text)
+    number = int(code[1]) if isinstance(code, re.Match) else code
+    reason = os.strerror(number) if number else f"{type(error).__name__}: {text[:300]}"
+    return f"{named[0].rstrip(':') if named else folder}: {reason}"
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return "_SignalingThread.run() raised" not in str(record.msg)
+
+
+# Of a write that fails, each of Orbax's threads logs a traceback. The error reaches the user once, through `save` or `wait`.
+logging.getLogger("absl").addFilter(_is_news)
