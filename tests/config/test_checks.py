@@ -66,6 +66,7 @@ def test_the_free_axis_takes_the_devices_that_are_left(overrides, devices, sizes
     ("overrides", "devices", "parts"),
     [
         ([], 5, ["batch_size=16", "5 devices"]),
+        (["mesh.cross_slice.data=2", "train.batch_size=2"], 4, ["batch_size=2", "4 devices"]),
         (["mesh.fsdp=4"], 8, ["fsdp=4", "4 devices", "there are 8"]),
         (["mesh.data=3", "train.batch_size=12"], 8, ["data=3", "multiple of 3", "there are 8"]),
         (["mesh.tensor=-1", "mesh.fsdp=1"], 4, ["n_kv_heads=2", "mesh.tensor=4", "1, 2"]),

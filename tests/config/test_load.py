@@ -3,12 +3,12 @@
 import subprocess
 import sys
 
+import fsspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telamon.config import load
-from telamon.config.load import fingerprint, load_run
+from telamon.config.load import fingerprint, load_run, to_yaml
 from telamon.errors import ConfigError
 
 
@@ -80,7 +80,6 @@ def test_a_misspelt_key_is_refused_with_the_nearest_one():
     assert refused("optimizer.learning_rat=1") == "unknown key optimizer.learning_rat; did you mean optimizer.learning_rate?"
     assert "did you mean optimizer.learning_rate?" in refused("learning_rate=1")
     assert "did you mean model.n_kv_heads?" in refused("model.kv_heads=1")
-    assert "did you mean data.sources.0.weight?" in refused("data.sources.0.wieght=1")
     assert "telamon config explain train" in refused("train.zzzzzz=1")
 
 
@@ -117,6 +116,10 @@ def test_a_refusal_names_the_field_the_value_and_what_is_allowed(text, parts):
     assert all(part in message for part in parts), message
 
 
+def test_one_fault_in_a_list_is_counted_once():
+    assert refused("data.sources.0.wieght=1") == "unknown key data.sources.0.wieght; did you mean data.sources.0.weight?"
+
+
 def test_sources_that_are_not_there(tmp_path):
     assert "cannot read the config" in refused(source=tmp_path / "absent.yml")
     assert "did you mean" in refused(source="firs") or "there are" in refused(source="firs")
@@ -129,7 +132,7 @@ def test_sources_that_are_not_there(tmp_path):
 
 def test_the_saved_config_gives_an_equal_one_whatever_became_of_the_preset(toy_preset, tmp_path):
     config = load_run("first", ["run.name='3e-4'", "optimizer.eps=1e-9", "sample.prompts=['a: b', ' ', none]"]).config
-    load.save(config, tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     (tmp_path / "models/small.yml").write_text("family: toy\nd_model: 999\nn_layers: 1\n", encoding="utf-8")
     again = load_run(tmp_path / "config.yaml").config
     assert again == config and type(again.model) is type(config.model)
@@ -146,9 +149,10 @@ def test_fingerprints_tell_configs_apart(toy):
     assert len(prints) == 3
 
 
-def test_a_saved_config_goes_to_a_url_and_back(toy):
+def test_a_saved_config_is_read_from_a_url(toy):
     config = load_run(toy).config
-    load.save(config, "memory://somewhere/config.yaml")
+    with fsspec.open("memory://somewhere/config.yaml", "w") as file:
+        file.write(to_yaml(config))  # pyright: ignore[reportAttributeAccessIssue]
     assert load_run("memory://somewhere/config.yaml").config == config
 
 

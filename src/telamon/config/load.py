@@ -112,11 +112,6 @@ def to_yaml(config: RunConfig) -> str:
     return yamlio.dump({RESOLVED: f"telamon {__version__}", **plain(config)})
 
 
-def save(config: RunConfig, path: str | Path) -> None:
-    """Write :func:`to_yaml` to a path or fsspec URL, whose folder must exist."""
-    yamlio.write(path, to_yaml(config))
-
-
 def _read_source(source: str) -> tuple[str, Layer]:
     path = Path(source)
     if "://" in source or path.suffix in (".yml", ".yaml") or path.is_file():

@@ -109,17 +109,6 @@ def _read_text(path: str) -> str:
     return Path(path).read_text(encoding="utf-8")
 
 
-def write(path: str | Path, text: str) -> None:
-    """Write text to a path or fsspec URL."""
-    if "://" in str(path):
-        import fsspec
-
-        with fsspec.open(str(path), "w", encoding="utf-8") as file:
-            file.write(text)  # pyright: ignore[reportAttributeAccessIssue]: fsspec's stubs lose the mode
-    else:
-        Path(path).write_text(text, encoding="utf-8")
-
-
 def dump(value: Any) -> str:
     """`value` (dicts, tuples, scalars) as YAML in the order given, which `parse` reads back as an equal value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=10**6)
