@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from telamon.cli import config, data, doctor, models
+from telamon.cli import config, data, doctor, models, train
 from telamon.errors import TelamonError
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a bug shows Python's own traceback
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("train")(train.train)
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
 app.add_typer(models.app, name="models")

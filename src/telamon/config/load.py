@@ -119,7 +119,7 @@ def _read_source(source: str) -> tuple[str, Layer]:
     if path.is_dir():
         return path.name, Layer(f"in {source}/config.yaml", yamlio.read(path / "config.yaml"))
     if path.name != source:
-        raise ConfigError(f"no config file {source}, and no run directory of that name")
+        raise ConfigError(f"there is no config file and no run directory {source}")
     return source, Layer(f"in the run preset {source}", yamlio.read(presets.find("runs", source)))
 
 

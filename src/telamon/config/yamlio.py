@@ -91,7 +91,7 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         text = _read_text(str(path))
     except (OSError, UnicodeDecodeError, ImportError, ValueError) as error:
-        raise ConfigError(f"cannot read the config {path}: {error}") from None
+        raise ConfigError(f"cannot read the config {path}: {getattr(error, 'strerror', None) or error}") from None
     value = parse(text, str(path))
     if value is None:
         return {}

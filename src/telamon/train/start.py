@@ -23,24 +23,25 @@ from telamon.watch.log import banner, facts, human_bytes, line
 
 def announce(console: Console, job: Job, run: RunDirectory, *, resumed: bool, first: int, skipped: Sequence[str]) -> None:
     """Say what is about to run."""
-    config = job.config
-    train = config.train
     banner(console, f"run {run.path}")
     for message in skipped:
         line(console, f"  warning: {message}")
     if resumed:
         line(console, f"  resumed after step {first}" if first else "  resumed, but no checkpoint was saved: starting from step 0")
+    facts(console, describe_job(job))
+
+
+def describe_job(job: Job) -> dict[str, str]:
+    """What a job is, in a few lines."""
+    config, train = job.config, job.config.train
     axes = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "1 device"
-    facts(
-        console,
-        {
-            "model": f"{config.model.preset or config.model.family}, {job.model.parameter_count:,} parameters, {config.model.n_layers} layers",
-            "devices": f"{job.mesh.size} x {job.mesh.devices.flat[0].device_kind}: {axes}",
-            "batch": f"{train.batch_size} rows of {train.seq_len} tokens, {train.accumulate} microbatch{'es' if train.accumulate > 1 else ''}",
-            "attention": "documents in one row cannot see each other",
-            "schedule": describe_schedule(config),
-        },
-    )
+    return {
+        "model": f"{config.model.preset or config.model.family}, {job.model.parameter_count:,} parameters, {config.model.n_layers} layers",
+        "devices": f"{job.mesh.size} x {job.mesh.devices.flat[0].device_kind}: {axes}",
+        "batch": f"{train.batch_size} rows of {train.seq_len} tokens, {train.accumulate} microbatch{'es' if train.accumulate > 1 else ''}",
+        "attention": "documents in one row cannot see each other",
+        "schedule": describe_schedule(config),
+    }
 
 
 def open_data(config: RunConfig, run: RunDirectory, console: Console) -> ArithmeticLoader:

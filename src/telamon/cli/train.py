@@ -1,0 +1,59 @@
+"""`telamon train`: run a training job, new or resumed."""
+
+from typing import Annotated
+
+import typer
+
+from telamon.cli.arguments import DEFAULT_RUN, Imports, RunArguments, split_run
+from telamon.errors import ConfigError
+
+_RESUME = "resume="
+
+
+def train(
+    arguments: RunArguments = None,
+    imports: Imports = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check the run against this machine's devices and say what it would be; train and write nothing."),
+    ] = False,
+) -> None:
+    """Train a model, or go on with a run that was stopped.
+
+    ```
+    telamon train                                    # the default run
+    telamon train tiny                               # seconds, to see that everything works
+    telamon train my.yml train.steps=200 optimizer.learning_rate=3e-4
+    telamon train my.yml --import my_blocks          # with a model family of your own
+    telamon train my.yml mesh.tensor=2 --dry-run     # would it run here?
+    telamon train resume=runs/first                  # from its newest checkpoint
+    ```
+
+    `telamon config explain KEY` says what a value means.
+    """
+    from telamon.config.load import load_run
+
+    resume, rest = _take_resume(arguments or [])
+    saved = DEFAULT_RUN if resume is None else f"{resume.rstrip('/')}/config.yaml"
+    run, overrides = split_run(rest, default=saved)
+    if resume is not None and run != saved:
+        raise ConfigError(f"{_RESUME}{resume} goes on with that run's own config; leave {run} out, or train it as a new run")
+    config = load_run(run, overrides, imports=imports or ()).config
+    if dry_run:
+        from telamon.train.job import make_job
+        from telamon.train.start import describe_job
+        from telamon.watch.log import facts, make_console
+
+        facts(make_console(), describe_job(make_job(config)))
+    else:
+        from telamon.train.loop import train
+
+        train(config, resume=resume)
+
+
+def _take_resume(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The run to resume, and the arguments without it: it says which config to load, and is not a value in one."""
+    named = [argument.removeprefix(_RESUME) for argument in arguments if argument.startswith(_RESUME)]
+    if len(named) > 1 or "" in named:
+        raise ConfigError(f"write {_RESUME} once, with a run directory such as {_RESUME}runs/first")
+    return (named or [None])[0], [argument for argument in arguments if not argument.startswith(_RESUME)]
