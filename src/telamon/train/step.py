@@ -99,7 +99,7 @@ def train_step(
     grads, measured = gradient(model, loss, state.weights, batch, key, accumulate=accumulate)
     updates, optimizer_state = optimizer.update(grads, state.optimizer, state.weights)
     weights: Any = optax.apply_updates(state.weights, updates)
-    metrics = summarise(measured, loss) | {"grad_norm": optax.global_norm(grads)}
+    metrics = summarise(measured, loss) | {"grad_norm": optax.tree.norm(grads)}
     return TrainState(state.step + 1, weights, optimizer_state, state.key), metrics
 
 
