@@ -1,0 +1,144 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference_numpy
+
+from telamon.kernels.attention import attention, reference_attention, visible
+
+N, K, H = 4, 2, 8
+SCALE = H**-0.5
+
+
+def _layout(T: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and segments of four rows: one document; three packed; padded left; packed and padded right."""
+    cut, pad = T // 3, T // 4
+    lengths = [[(1, T)], [(1, cut), (2, T - 2 * cut), (3, cut)], [(0, pad), (1, T - pad)], [(1, cut), (2, T - cut - pad), (0, pad)]]
+    positions, segments = np.zeros((2, len(lengths), T), np.int32)
+    for row, documents in enumerate(lengths):
+        start = 0
+        for segment, size in documents:
+            positions[row, start : start + size] = np.arange(size)
+            segments[row, start : start + size] = segment
+            start += size
+    return positions, segments
+
+
+def _arrays(B: int, T: int, S: int, *, seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array]:
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((B, T, N, H), (B, S, K, H), (B, S, K, H)))
+    return jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+
+
+def _mask(positions: np.ndarray, segments: np.ndarray) -> np.ndarray:
+    return np.stack([reference_numpy.sees(p, s) for p, s in zip(positions, segments, strict=True)])
+
+
+def _blockwise(q, k, v, positions, segments):
+    return attention(
+        q,
+        k,
+        v,
+        q_positions=positions,
+        q_segments=segments,
+        k_positions=positions,
+        k_segments=segments,
+        scale=SCALE,
+        aligned=True,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _value_and_gradients(function, q, k, v, *rest):
+    out, pull = jax.vjp(lambda q, k, v: function(q, k, v, *rest), q, k, v)
+    cotangent = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
+    return out, *pull(cotangent)
+
+
+def _reference(q, k, v, mask):
+    return reference_attention(q, k, v, mask, scale=SCALE)
+
+
+def test_the_reference_equals_loops_in_float64():
+    positions, segments = _layout(9)
+    q, k, v = _arrays(4, 9, 9)
+    mask = _mask(positions, segments)
+    out = _reference(q, k, v, jnp.asarray(mask))
+    for row in range(4):
+        expected = reference_numpy.attention(*(np.asarray(x[row], np.float64) for x in (q, k, v)), mask[row])
+        np.testing.assert_allclose(out[row], expected, atol=1e-6)
+
+
+def test_visible_keys_are_earlier_ones_of_the_own_document():
+    positions, segments = _layout(9)
+    seen = visible(q_positions=positions, q_segments=segments, k_positions=positions, k_segments=segments)
+    np.testing.assert_array_equal(seen, _mask(positions, segments))
+
+
+@pytest.mark.parametrize("T", [1, 127, 128, 129, 300])
+def test_blocks_equal_the_reference_in_value_and_gradient(T: int):
+    """Packed, padded on the left and on the right, below, at and above the size of a block."""
+    positions, segments = _layout(T)
+    q, k, v = _arrays(4, T, T)
+    mask = visible(q_positions=positions, q_segments=segments, k_positions=positions, k_segments=segments)
+    expected = _value_and_gradients(_reference, q, k, v, mask)
+    for name, ours, theirs in zip("ovqk", _value_and_gradients(_blockwise, q, k, v, positions, segments), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=name)
+
+
+def test_queries_later_than_the_keys_given_read_a_cache():
+    """200 new tokens after 90 cached ones, of which the first 5 are padding; 30 slots are not written yet."""
+    T, S, written = 200, 320, 90
+    q, k, v = _arrays(2, T, S)
+    q_positions = np.broadcast_to(np.arange(T) + written - 5, (2, T))
+    q_segments = np.ones((2, T), np.int32)
+    k_positions = np.broadcast_to(np.maximum(np.arange(S) - 5, 0), (2, S))
+    k_segments = np.broadcast_to(((np.arange(S) >= 5) & (np.arange(S) < written + T)).astype(np.int32), (2, S))
+    where = {"q_positions": q_positions, "q_segments": q_segments, "k_positions": k_positions, "k_segments": k_segments}
+    out = jax.jit(lambda q, k, v: attention(q, k, v, **where, scale=SCALE, aligned=False))(q, k, v)
+    np.testing.assert_allclose(out, _reference(q, k, v, visible(**where)), atol=2e-6)
+
+
+@pytest.mark.parametrize("T", [5, 150])
+def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(T: int):
+    q, k, v = _arrays(1, T, T)
+    segments = np.zeros((1, T), np.int32)
+    segments[0, 3:] = 1
+    positions = np.maximum(np.arange(T)[None] - 3, 0)
+    out, *gradients = _value_and_gradients(_blockwise, q, k, v, positions, segments)
+    np.testing.assert_array_equal(out[0, :3], 0.0)
+    assert np.abs(out[0, 3:]).min() > 0
+    for gradient in gradients:
+        assert np.isfinite(gradient).all()
+        np.testing.assert_array_equal(gradient[0, :3], 0.0)
+
+
+def test_a_changed_document_leaves_the_others_exactly_alone():
+    positions, segments = _layout(300)
+    q, k, v = _arrays(4, 300, 300)
+    other = segments[1] != 2
+    changed = [jnp.where(jnp.asarray(segments == 2)[:, :, None, None], 3 * x + 1, x) for x in (q, k, v)]
+    run = jax.jit(_blockwise)
+    before, after = run(q, k, v, positions, segments), run(*changed, positions, segments)
+    np.testing.assert_array_equal(before[1][other], after[1][other])
+    assert np.abs(before[1][~other] - after[1][~other]).max() > 0.1
+
+
+def _temporary_bytes(function, T: int) -> int:
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, T, N, H), (1, T, K, H), (1, T, K, H))]
+    ids = jax.ShapeDtypeStruct((1, T), jnp.int32)
+    rest = [ids, ids] if function is _blockwise else [jax.ShapeDtypeStruct((1, T, T), jnp.bool_)]
+    return _value_and_gradients.lower(function, *shapes, *rest).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("T", [1024, 4096])
+def test_memory_of_value_and_gradient_grows_linearly(T: int):
+    """Four times the tokens take about four times the memory; scores for all pairs take sixteen times."""
+    assert _temporary_bytes(_blockwise, 4 * T) < 6 * _temporary_bytes(_blockwise, T)
+    assert _temporary_bytes(_blockwise, T) < _temporary_bytes(_reference, T) / 5
+
+
+def test_the_reference_would_fail_the_measure_of_memory():
+    assert _temporary_bytes(_reference, 1024) > 12 * _temporary_bytes(_reference, 256)

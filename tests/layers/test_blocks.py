@@ -1,0 +1,109 @@
+"""The parts of a block against loops in float64."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference_numpy
+from flax import nnx
+from pydantic import ValidationError
+
+from telamon.layers.attention import AttentionConfig
+from telamon.layers.mlp import GatedMLPConfig
+from telamon.layers.parts import Context, register
+from telamon.layers.rope import RopeConfig
+from telamon.models.spec import BlockSpec
+
+D, T = 12, 7
+POSITIONS = np.array([[0, 1, 2, 3, 0, 1, 0]])
+SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 0]])
+
+
+def _noisy(module: nnx.Module) -> dict[str, np.ndarray]:
+    """Put noise on every weight of a module; give them by dotted path."""
+    rng = np.random.default_rng(0)
+    flat = {}
+    for path, param in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+        value = param[...] + 0.3 * rng.standard_normal(param.shape).astype(np.float32)
+        flat[".".join(map(str, path))] = np.asarray(value, np.float64)
+        owner = module
+        for name in path[:-1]:
+            owner = getattr(owner, str(name))
+        getattr(owner, str(path[-1]))[...] = value
+    return flat
+
+
+def _input() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((1, T, D)).astype(np.float32)
+
+
+def _context() -> Context:
+    positions, segments = jnp.asarray(POSITIONS), jnp.asarray(SEGMENTS)
+    return Context(positions, positions, segments, positions, segments)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"n_kv_heads": 1},
+        {"n_kv_heads": 4},
+        {"qkv_bias": True},
+        {"qkv_bias": True, "out_bias": True, "qk_norm": True, "norm_eps": 1e-2},
+        {"rope": RopeConfig(theta=50.0)},
+    ],
+    ids=str,
+)
+def test_attention_equals_loops_over_heads_and_tokens(options: dict[str, Any]):
+    config = AttentionConfig(**{"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, **options})
+    module: Any = config.build(d_model=D, n_layers=2, rngs=nnx.Rngs(0))
+    weights = _noisy(module)
+    x = _input()
+    out, cache, aux = jax.jit(lambda x: module(x, _context(), None))(x)
+    expected = reference_numpy.mixer(
+        x[0].astype(np.float64), weights, positions=POSITIONS[0], segments=SEGMENTS[0], theta=config.rope.theta, eps=config.norm_eps
+    )
+    np.testing.assert_allclose(out[0], expected, atol=1e-5)
+    assert cache is None
+    assert aux == {}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_gated_mlp_equals_the_formula(bias: bool):
+    module: Any = GatedMLPConfig(d_ff=20, bias=bias).build(d_model=D, n_layers=2, rngs=nnx.Rngs(0))
+    weights = _noisy(module)
+    assert len(weights) == (6 if bias else 3)
+    x = _input()
+    out, aux = jax.jit(lambda x: module(x, _context()))(x)
+    np.testing.assert_allclose(out[0], reference_numpy.gated_mlp(x[0].astype(np.float64), weights), atol=1e-5)
+    assert aux == {}
+
+
+def test_maps_into_the_stream_start_smaller_in_deeper_models():
+    """Each of 2 L outputs added to the stream has variance 1 / (2 L) of an input map's."""
+    module: Any = GatedMLPConfig(d_ff=256).build(d_model=256, n_layers=8, rngs=nnx.Rngs(0))
+    assert float(jnp.std(module.up[...])) == pytest.approx(256**-0.5, rel=0.02)
+    assert float(jnp.std(module.down[...])) == pytest.approx(256**-0.5 / 4, rel=0.02)
+
+
+def test_heads_that_do_not_divide_are_refused():
+    with pytest.raises(ValidationError, match=r"n_heads=6 is not divisible by n_kv_heads=4"):
+        AttentionConfig(n_heads=6, n_kv_heads=4, head_dim=8)
+
+
+def test_parts_are_found_by_kind():
+    mixer, ffn = AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=8, qk_norm=True), GatedMLPConfig(d_ff=16)
+    block = BlockSpec(mixer=mixer, ffn=ffn)
+    assert BlockSpec.model_validate(block.model_dump()) == block
+    with pytest.raises(ValidationError, match=r"no part of kind 'gated_mpl'; known: .*gated_mlp"):
+        BlockSpec.model_validate({"mixer": mixer, "ffn": {"kind": "gated_mpl", "d_ff": 16}})
+
+
+def test_a_kind_is_registered_once():
+    with pytest.raises(ValueError, match="kind 'gated_mlp' is registered already"):
+
+        @register
+        class Impostor(GatedMLPConfig):
+            pass

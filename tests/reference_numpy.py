@@ -1,0 +1,101 @@
+"""A decoder in float64 NumPy, written from the papers with plain loops and none of the library's code: an outside truth."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def rms_norm(x: np.ndarray, scale: np.ndarray, eps: float) -> np.ndarray:
+    """x / sqrt(mean(x^2) + eps) * scale over the last dimension."""
+    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * scale
+
+
+def rotate(x: np.ndarray, position: int, theta: float) -> np.ndarray:
+    """Turn each pair (x[i], x[i + H/2]) of one head by position * theta^(-2i/H)."""
+    half = len(x) // 2
+    turned = np.empty(len(x))
+    for i in range(half):
+        angle = position * theta ** (-2 * i / len(x))
+        turned[i] = x[i] * np.cos(angle) - x[i + half] * np.sin(angle)
+        turned[i + half] = x[i + half] * np.cos(angle) + x[i] * np.sin(angle)
+    return turned
+
+
+def attention(q_TNH: np.ndarray, k_SKH: np.ndarray, v_SKH: np.ndarray, mask_TS: np.ndarray) -> np.ndarray:
+    """Softmax attention; query head n reads kv head n // (N / K); a query that sees nothing gives zeros."""
+    T, N, H = q_TNH.shape
+    group = N // k_SKH.shape[1]
+    out = np.zeros((T, N, H))
+    for t in range(T):
+        keys = np.flatnonzero(mask_TS[t])
+        if not len(keys):
+            continue
+        for n in range(N):
+            scores = k_SKH[keys, n // group] @ q_TNH[t, n] / np.sqrt(H)
+            weights = np.exp(scores - scores.max())
+            out[t, n] = weights / weights.sum() @ v_SKH[keys, n // group]
+    return out
+
+
+def sees(positions: np.ndarray, segments: np.ndarray) -> np.ndarray:
+    """Query t sees key s of its own document that is no later, and padding (segment 0) is seen by nobody."""
+    T = len(positions)
+    return np.array([[segments[t] == segments[s] > 0 and positions[s] <= positions[t] for s in range(T)] for t in range(T)])
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
+
+
+def gated_mlp(x: np.ndarray, weights: Mapping[str, np.ndarray]) -> np.ndarray:
+    """down(silu(gate x) * (up x)), with biases where there are any."""
+    gate = x @ weights["gate"] + weights.get("gate_bias", 0.0)
+    up = x @ weights["up"] + weights.get("up_bias", 0.0)
+    return silu(gate) * up @ weights["down"] + weights.get("down_bias", 0.0)
+
+
+def mixer(
+    x_TD: np.ndarray, weights: Mapping[str, np.ndarray], *, positions: np.ndarray, segments: np.ndarray, theta: float, eps: float
+) -> np.ndarray:
+    """Grouped-query attention with rotary positions, and with the norms of queries and keys where there are any."""
+    projected = {}
+    for name in ("query", "key", "value"):
+        projected[name] = np.einsum("td,dnh->tnh", x_TD, weights[name]) + weights.get(f"{name}_bias", 0.0)
+    for name in ("query", "key"):
+        if f"{name}_norm.scale" in weights:
+            projected[name] = rms_norm(projected[name], weights[f"{name}_norm.scale"], eps)
+        projected[name] = np.array(
+            [[rotate(head, int(p), theta) for head in token] for token, p in zip(projected[name], positions, strict=True)]
+        )
+    mixed = attention(projected["query"], projected["key"], projected["value"], sees(positions, segments))
+    return np.einsum("tnh,nhd->td", mixed, weights["out"]) + weights.get("out_bias", 0.0)
+
+
+def decoder_logits(
+    flat: Mapping[str, np.ndarray], tokens: np.ndarray, *, positions: np.ndarray, segments: np.ndarray, theta: float, eps: float
+) -> np.ndarray:
+    """Logits [T, V] of one row, for a model of one stack whose pattern is a single block.
+
+    `flat` holds weights by dotted path; those of the stack carry a leading layer axis.
+    """
+    flat = {path: np.asarray(value, np.float64) for path, value in flat.items()}
+    inside = "stacks.0.blocks.0."
+    stacked = {path.removeprefix(inside): value for path, value in flat.items() if path.startswith(inside)}
+    stream = flat["embedding"][tokens]
+    for layer in range(len(stacked["mixer_norm.scale"])):
+        weights = {path: value[layer] for path, value in stacked.items()}
+        normed = rms_norm(stream, weights["mixer_norm.scale"], eps)
+        stream = stream + mixer(normed, _under(weights, "mixer."), positions=positions, segments=segments, theta=theta, eps=eps)
+        normed = rms_norm(stream, weights["ffn_norm.scale"], eps)
+        stream = stream + gated_mlp(normed, _under(weights, "ffn."))
+    head = flat["head"] if "head" in flat else flat["embedding"].T
+    return rms_norm(stream, flat["norm.scale"], eps) @ head
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def _under(weights: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {path.removeprefix(prefix): value for path, value in weights.items() if path.startswith(prefix)}

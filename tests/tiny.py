@@ -1,0 +1,70 @@
+"""Tiny models, runs and batches that tests of the model and of training share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from telamon.config.schema import OptimizerConfig, RunConfig, TrainConfig
+from telamon.models.decoder import Numerics
+from telamon.models.llama import DenseSizes, LlamaConfig
+from telamon.models.qwen3 import Qwen3Config
+from telamon.models.weights import Model, Weights
+
+SIZES: dict[str, Any] = {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "d_ff": 48}
+
+Rows = Sequence[Sequence[int]]
+
+
+def sizes(family: str = "llama", **changes: Any) -> DenseSizes:
+    """Sizes of a tiny model."""
+    families = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+    return families[family](**{**SIZES, **changes})
+
+
+def model(family: str = "llama", *, numerics: Numerics | None = None, **changes: Any) -> Model:
+    """A tiny model."""
+    return Model(sizes(family, **changes).spec(), numerics)
+
+
+def run(*, family: str = "llama", model: dict[str, Any] | None = None, optimizer: Any = None, **train: Any) -> RunConfig:
+    """A run of a tiny model in float32: 20 steps of 8 rows of 16 tokens, unless told otherwise."""
+    settings = {"steps": 20, "batch_size": 8, "seq_len": 16, "compute_dtype": "float32", "loss_chunk": 32, **train}
+    return RunConfig(model=sizes(family, **(model or {})), train=TrainConfig(**settings), optimizer=optimizer or OptimizerConfig())
+
+
+def lively(weights: Weights, *, seed: int = 1, size: float = 0.3) -> Weights:
+    """Weights with noise on every leaf, scales and biases included, so that none of them is 0 or 1 by chance of the init."""
+    leaves, tree = jax.tree.flatten(weights)
+    rng = np.random.default_rng(seed)
+    return jax.tree.unflatten(tree, [leaf + jnp.asarray(size * rng.standard_normal(leaf.shape), leaf.dtype) for leaf in leaves])
+
+
+def batch(documents: Rows, *, length: int, seed: int = 0, vocab: int = 64) -> dict[str, np.ndarray]:
+    """Rows of random documents of the given lengths, packed from the left and padded on the right.
+
+    Every token but a document's last has a target; each stands for 1 to 4 bytes.
+    """
+    rng = np.random.default_rng(seed)
+    B = len(documents)
+    out = {name: np.zeros((B, length), np.int32) for name in ("tokens", "targets", "segments", "positions", "bytes")}
+    out["mask"] = np.zeros((B, length), np.float32)
+    for row, lengths in enumerate(documents):
+        start = 0
+        for number, size in enumerate(lengths, 1):
+            put(out, row=row, start=start, ids=rng.integers(0, vocab, size), segment=number)
+            out["bytes"][row, start : start + size] = rng.integers(1, 5, size)
+            start += size
+    return out
+
+
+def put(out: dict[str, np.ndarray], *, row: int, start: int, ids: np.ndarray, segment: int) -> None:
+    """Write one document into a row."""
+    size = len(ids)
+    out["tokens"][row, start : start + size] = ids
+    out["targets"][row, start : start + size - 1] = ids[1:]
+    out["mask"][row, start : start + size - 1] = 1
+    out["segments"][row, start : start + size] = segment
+    out["positions"][row, start : start + size] = np.arange(size)
