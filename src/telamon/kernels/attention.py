@@ -3,7 +3,6 @@
 Both follow one rule for what a query sees (see `visible`), so packing, padding and decoding need no other mask.
 """
 
-import functools
 import itertools
 
 import jax
@@ -12,8 +11,8 @@ import jax.numpy as jnp
 _BLOCK = 128
 """Queries a block. On CPUs of today 128 keeps a block's scores in the second-level cache."""
 
-_MOST_BLOCKS = 32
-"""Blocks are unrolled so that keys after a block's last query are never touched; more would bloat the program."""
+_SPANS = 4
+"""Spans of queries, each with the keys up to its end: with 4, causal attention computes 5/8 of all pairs (1/2 is needed)."""
 
 
 def visible(*, q_positions: jax.Array, q_segments: jax.Array, k_positions: jax.Array, k_segments: jax.Array) -> jax.Array:
@@ -62,7 +61,8 @@ def attention(
 ) -> jax.Array:
     """Attention by blocks of queries; a block's scores are made, used and, for the gradient, made again.
 
-    Memory is B N 128 S for scores instead of B N T S (the idea of Rabe and Staats 2021, with whole rows of keys).
+    Scores take memory for at most four blocks at a time, B N 512 S instead of B N T S (the idea of Rabe and Staats 2021,
+    with whole rows of keys).
 
     Args:
         q, k, v, scale: as in `reference_attention`.
@@ -75,19 +75,43 @@ def attention(
     """
     T, S = q.shape[1], k.shape[1]
 
-    def rows(start: int, stop: int, keys: int) -> jax.Array:
-        mask = visible(
-            q_positions=q_positions[:, start:stop],
-            q_segments=q_segments[:, start:stop],
-            k_positions=k_positions[:, :keys],
-            k_segments=k_segments[:, :keys],
-        )
-        return block(q[:, start:stop], k[:, :keys], v[:, :keys], mask)
+    def rows(first: int, last: int, keys: int) -> jax.Array:
+        """Queries of blocks `first` to `last`, which see the first `keys` keys."""
+        k_seen, v_seen, positions, segments = k[:, :keys], v[:, :keys], k_positions[:, :keys], k_segments[:, :keys]
 
-    block = functools.partial(reference_attention, scale=scale)
+        # The mask is made inside, or the gradient would keep a [B, T, S] array of it.
+        def block(queries: tuple[jax.Array, ...]) -> jax.Array:
+            q, q_positions, q_segments = queries
+            mask = visible(q_positions=q_positions, q_segments=q_segments, k_positions=positions, k_segments=segments)
+            return reference_attention(q, k_seen, v_seen, mask, scale=scale)
+
+        queries = tuple(x[:, first * _BLOCK : last * _BLOCK] for x in (q, q_positions, q_segments))
+        if T <= _BLOCK:
+            return block(queries)
+        if last - first == 1:
+            return jax.checkpoint(block)(queries)
+        # A loop, because the compiler may run independent blocks side by side and hold the scores of all.
+        return _joined(jax.lax.map(jax.checkpoint(block), tuple(_blocks(x) for x in queries)))
+
     if T <= _BLOCK:
-        return rows(0, T, S)
-    block = jax.checkpoint(block)
-    size = max(_BLOCK, -(-T // _MOST_BLOCKS))
-    edges = [*range(0, T, size), T]
-    return jnp.concatenate([rows(a, b, b if aligned else S) for a, b in itertools.pairwise(edges)], axis=1)
+        return rows(0, 1, S)
+    q, q_positions, q_segments = (_padded(x) for x in (q, q_positions, q_segments))
+    count = q.shape[1] // _BLOCK
+    edges = [*range(0, count, -(-count // _SPANS)), count]
+    parts = [rows(first, last, last * _BLOCK if aligned else S) for first, last in itertools.pairwise(edges)]
+    return jnp.concatenate(parts, axis=1)[:, :T]
+
+
+def _padded(x: jax.Array) -> jax.Array:
+    """Queries up to a multiple of `_BLOCK`; the new ones are of segment 0 and see nothing."""
+    return jnp.pad(x, [(0, 0), (0, -x.shape[1] % _BLOCK)] + [(0, 0)] * (x.ndim - 2))
+
+
+def _blocks(x: jax.Array) -> jax.Array:
+    """[B, blocks * _BLOCK, ...] -> [blocks, B, _BLOCK, ...]."""
+    return jnp.moveaxis(x.reshape(x.shape[0], -1, _BLOCK, *x.shape[2:]), 1, 0)
+
+
+def _joined(x: jax.Array) -> jax.Array:
+    """Undo `_blocks`."""
+    return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
