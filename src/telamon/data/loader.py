@@ -77,6 +77,7 @@ class ArithmeticLoader:
         self.wait = Wait()
         self._cfg, self._process, self._processes = cfg, process_index, process_count
         self._next_step = 0
+        self.data_hash = self._hash_data()
         self._mixture = mixture(tuple(s.weight for s in cfg.data.sources))
         self._layouts = [
             lay_out(
@@ -90,13 +91,6 @@ class ArithmeticLoader:
         ]
         for size in {cfg.train.batch_size, *(stage.batch_size for stage in cfg.train.batch_ramp)}:
             self._block(size, "train.batch_size")
-
-    @cached_property
-    def data_hash(self) -> str:
-        """Of the documents, their split, the tokenizer and the mixture."""
-        data = self._cfg.data
-        sources = [(p.inventory.sha256, p.inventory.reading, s.weight) for p, s in zip(self.corpus.parts, data.sources, strict=True)]
-        return hashlib.sha256(json.dumps([sources, self.tokenizer.hash, data.val_fraction]).encode()).hexdigest()
 
     @cached_property
     def rows_available(self) -> int | None:
@@ -215,6 +209,12 @@ class ArithmeticLoader:
             "held_out_bytes": self.held_out_bytes,
             "sources": sources,
         }
+
+    def _hash_data(self) -> str:
+        """Of the documents, their split, the tokenizer and the mixture."""
+        data = self._cfg.data
+        sources = [(p.inventory.sha256, p.inventory.reading, s.weight) for p, s in zip(self.corpus.parts, data.sources, strict=True)]
+        return hashlib.sha256(json.dumps([sources, self.tokenizer.hash, data.val_fraction]).encode()).hexdigest()
 
     @property
     def _identity(self) -> dict[str, Any]:

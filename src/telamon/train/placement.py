@@ -23,7 +23,7 @@ def place(batch: Mapping[str, np.ndarray], *, token_bytes: np.ndarray, mesh: Mes
     return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in arrays.items()}
 
 
-def abstract_batch(*, rows: int, seq_len: int, mesh: Mesh) -> Batch:
+def abstract_batch(*, rows: int, seq_len: int, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes, types and shardings of a batch."""
     sharding = batch_sharding(mesh)
     return {name: jax.ShapeDtypeStruct((rows, seq_len), dtype, sharding=sharding) for name, dtype in LEAVES.items()}
