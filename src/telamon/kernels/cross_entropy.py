@@ -10,6 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from telamon.kernels.matmul import product, product_t, settled, transposed
+
 
 class CrossEntropy(NamedTuple):
     """Sums over the trained tokens."""
@@ -53,12 +55,22 @@ def cross_entropy(
 
 
 def _sums(logits: jax.Array, targets: jax.Array, mask: jax.Array, z_loss: float) -> CrossEntropy:
+    """Sums from logits [..., V]."""
     log_z = jax.nn.logsumexp(logits, axis=-1)
     target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     nll = jnp.sum(mask * (log_z - target_logit))
     objective = nll + z_loss * jnp.sum(mask * jnp.square(log_z)) if z_loss else nll
     correct = jnp.sum(mask * (target_logit >= jnp.max(logits, axis=-1)))
     return CrossEntropy(objective, nll, correct)
+
+
+def _logit_gradient(logits: jax.Array, targets: jax.Array, mask: jax.Array, z_loss: float) -> jax.Array:
+    """Gradient of the objective with respect to logits [M, V]."""
+    log_z = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    softmax = jnp.exp(logits - log_z)
+    hit = jnp.arange(logits.shape[-1])[None, :] == targets[:, None]
+    pull = softmax * (1.0 + 2.0 * z_loss * log_z) if z_loss else softmax
+    return (pull - hit) * mask[:, None]
 
 
 def _chunks(x: jax.Array, columns: int) -> jax.Array:
@@ -72,12 +84,10 @@ def _chunked(columns: int, z_loss: float, hidden, head, targets, mask):
     head_cast = head.astype(hidden.dtype)
 
     def one(sums, part):
-        hidden_BCD, targets_BC, mask_BC = part
-        logits_BCV = jnp.einsum("bcd,dv->bcv", hidden_BCD, head_cast, preferred_element_type=jnp.float32)
-        return jax.tree.map(jnp.add, sums, _sums(logits_BCV, targets_BC, mask_BC, z_loss)), None
+        x_MD, y_M, mask_M = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in part)
+        return jax.tree.map(jnp.add, sums, _sums(product(x_MD, head_cast, jnp.float32), y_M, mask_M, z_loss)), None
 
-    zero = CrossEntropy(*(jnp.zeros((), jnp.float32),) * 3)
-    sums, _ = jax.lax.scan(one, zero, tuple(_chunks(x, columns) for x in (hidden, targets, mask)))
+    sums, _ = jax.lax.scan(one, _zero(), tuple(_chunks(x, columns) for x in (hidden, targets, mask)))
     return tuple(sums)
 
 
@@ -87,19 +97,18 @@ def _chunked_forward(columns: int, z_loss: float, hidden, head, targets, mask):
 
     def one(carry, part):
         sums, d_head_DV = carry
-        hidden_BCD, targets_BC, mask_BC = part
-        logits_BCV = jnp.einsum("bcd,dv->bcv", hidden_BCD, head_cast, preferred_element_type=jnp.float32)
-        d_logits = jax.grad(lambda logits: _sums(logits, targets_BC, mask_BC, z_loss).objective)(logits_BCV).astype(hidden.dtype)
-        d_hidden_BCD = jnp.einsum("bcv,dv->bcd", d_logits, head_cast)
-        d_head_DV += jnp.einsum("bcd,bcv->dv", hidden_BCD, d_logits, preferred_element_type=jnp.float32)
-        sums = jax.tree.map(jnp.add, sums, _sums(logits_BCV, targets_BC, mask_BC, z_loss))
-        return (sums, d_head_DV), d_hidden_BCD
+        x_MD, y_M, mask_M = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in part)
+        logits_MV = product(x_MD, head_cast, jnp.float32)
+        d_logits_MV = _logit_gradient(logits_MV, y_M, mask_M, z_loss).astype(hidden.dtype)
+        d_x_MD = product_t(d_logits_MV, head_cast)
+        d_head_DV += product(transposed(x_MD), d_logits_MV, jnp.float32)
+        sums = jax.tree.map(jnp.add, sums, _sums(logits_MV, y_M, mask_M, z_loss))
+        return (sums, d_head_DV), d_x_MD.reshape(part[0].shape)
 
-    zero = CrossEntropy(*(jnp.zeros((), jnp.float32),) * 3)
     parts = tuple(_chunks(x, columns) for x in (hidden, targets, mask))
-    (sums, d_head), d_hidden = jax.lax.scan(one, (zero, jnp.zeros(head.shape, jnp.float32)), parts)
+    (sums, d_head), d_hidden = jax.lax.scan(one, (_zero(), jnp.zeros(head.shape, jnp.float32)), parts)
     d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden.shape)
-    return tuple(sums), (d_hidden, d_head)
+    return tuple(sums), (d_hidden, settled(d_head))
 
 
 def _chunked_backward(columns: int, z_loss: float, residuals, cotangents):
@@ -109,3 +118,7 @@ def _chunked_backward(columns: int, z_loss: float, residuals, cotangents):
 
 
 _chunked.defvjp(_chunked_forward, _chunked_backward)
+
+
+def _zero() -> CrossEntropy:
+    return CrossEntropy(*(jnp.zeros((), jnp.float32),) * 3)

@@ -7,7 +7,7 @@ from flax import nnx
 from pydantic import Field, model_validator
 
 from telamon.config.schema import Positive
-from telamon.kernels.attention import attention
+from telamon.kernels.attention import Places, attention
 from telamon.layers.linear import from_heads, to_heads
 from telamon.layers.norm import RMSNorm
 from telamon.layers.param import matrix, vector
@@ -90,10 +90,8 @@ class Attention(nnx.Module):
             constrain(q_BTNH, "batch", "seq", "heads", "head_dim"),
             k,
             v,
-            q_positions=ctx.positions,
-            q_segments=ctx.segments,
-            k_positions=ctx.key_positions,
-            k_segments=ctx.key_segments,
+            queries=Places(ctx.positions, ctx.segments),
+            keys=Places(ctx.key_positions, ctx.key_segments),
             scale=config.head_dim**-0.5,
             aligned=cache is None,
         )

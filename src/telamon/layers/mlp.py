@@ -1,8 +1,10 @@
 """The gated MLP (Shazeer 2020, "GLU variants improve transformer", eq. 5)."""
 
+import functools
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from pydantic import Field
 
@@ -13,6 +15,26 @@ from telamon.layers.parts import Aux, Context, FfnConfig, register
 from telamon.parallel.rules import constrain
 
 _ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True)}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gated(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """`activation(gate) * up` in float32, in the type of `up`; for the gradient only the two inputs are kept."""
+    return (_ACTIVATIONS[activation](gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(up.dtype)
+
+
+def _gated_forward(activation: str, gate: jax.Array, up: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return gated(activation, gate, up), (gate, up)
+
+
+def _gated_backward(activation: str, inputs: tuple[jax.Array, jax.Array], d_hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+    gate, up = (x.astype(jnp.float32) for x in inputs)
+    _, pullback = jax.vjp(lambda gate, up: _ACTIVATIONS[activation](gate) * up, gate, up)
+    d_gate, d_up = pullback(d_hidden.astype(jnp.float32))
+    return d_gate.astype(inputs[0].dtype), d_up.astype(inputs[1].dtype)
+
+
+gated.defvjp(_gated_forward, _gated_backward)
 
 
 @register
@@ -47,5 +69,5 @@ class GatedMLP(nnx.Module):
         bias = self.config.bias
         gate_BTF = dense(x_BTD, self.gate[...], self.gate_bias[...] if bias else None)
         up_BTF = dense(x_BTD, self.up[...], self.up_bias[...] if bias else None)
-        hidden_BTF = constrain(_ACTIVATIONS[self.config.activation](gate_BTF) * up_BTF, "batch", "seq", "mlp")
+        hidden_BTF = constrain(gated(self.config.activation, gate_BTF, up_BTF), "batch", "seq", "mlp")
         return dense(hidden_BTF, self.down[...], self.down_bias[...] if bias else None), {}
