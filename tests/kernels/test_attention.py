@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference_numpy
 
-from telamon.kernels.attention import attention, reference_attention, visible
+from telamon.kernels.attention import Places, attention, reference_attention, visible
 
 N, K, H = 4, 2, 8
 SCALE = H**-0.5
@@ -41,13 +41,15 @@ def _blockwise(q, k, v, positions, segments):
         q,
         k,
         v,
-        q_positions=positions,
-        q_segments=segments,
-        k_positions=positions,
-        k_segments=segments,
+        queries=Places(positions, segments),
+        keys=Places(positions, segments),
         scale=SCALE,
         aligned=True,
     )
+
+
+def _visible(positions, segments):
+    return visible(Places(positions, segments), Places(positions, segments))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -73,7 +75,7 @@ def test_the_reference_equals_loops_in_float64():
 
 def test_visible_keys_are_earlier_ones_of_the_own_document():
     positions, segments = _layout(9)
-    seen = visible(q_positions=positions, q_segments=segments, k_positions=positions, k_segments=segments)
+    seen = _visible(positions, segments)
     np.testing.assert_array_equal(seen, _mask(positions, segments))
 
 
@@ -82,7 +84,7 @@ def test_blocks_equal_the_reference_in_value_and_gradient(T: int):
     """Packed, padded on the left and on the right; below, at and above a block's size, and with several blocks a span."""
     positions, segments = _layout(T)
     q, k, v = _arrays(4, T, T)
-    mask = visible(q_positions=positions, q_segments=segments, k_positions=positions, k_segments=segments)
+    mask = _visible(positions, segments)
     expected = _value_and_gradients(_reference, q, k, v, mask)
     for name, ours, theirs in zip("ovqk", _value_and_gradients(_blockwise, q, k, v, positions, segments), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=name)
@@ -96,9 +98,9 @@ def test_queries_later_than_the_keys_given_read_a_cache():
     q_segments = np.ones((2, T), np.int32)
     k_positions = np.broadcast_to(np.maximum(np.arange(S) - 5, 0), (2, S))
     k_segments = np.broadcast_to(((np.arange(S) >= 5) & (np.arange(S) < written + T)).astype(np.int32), (2, S))
-    where = {"q_positions": q_positions, "q_segments": q_segments, "k_positions": k_positions, "k_segments": k_segments}
-    out = jax.jit(lambda q, k, v: attention(q, k, v, **where, scale=SCALE, aligned=False))(q, k, v)
-    np.testing.assert_allclose(out, _reference(q, k, v, visible(**where)), atol=2e-6)
+    queries, keys = Places(jnp.asarray(q_positions), jnp.asarray(q_segments)), Places(jnp.asarray(k_positions), jnp.asarray(k_segments))
+    out = jax.jit(lambda q, k, v: attention(q, k, v, queries=queries, keys=keys, scale=SCALE, aligned=False))(q, k, v)
+    np.testing.assert_allclose(out, _reference(q, k, v, visible(queries, keys)), atol=2e-6)
 
 
 @pytest.mark.parametrize("T", [5, 150])
