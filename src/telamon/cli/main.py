@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from telamon.cli import config, data, doctor, models, train
+from telamon.cli import config, data, doctor, generate, models, train
 from telamon.errors import TelamonError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
 app.add_typer(models.app, name="models")
 app.command("doctor")(doctor.doctor)
+app.command("generate")(generate.generate)
 
 
 @app.callback()

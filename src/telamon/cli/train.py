@@ -46,9 +46,16 @@ def train(
 
         facts(make_console(), describe_job(make_job(config)))
     else:
-        from telamon.train.loop import train
+        from telamon.infer.samples import write_samples
+        from telamon.train.loop import Finished, train
 
-        train(config, resume=resume)
+        def samples(end: Finished) -> None:
+            model, weights, mesh = end.job.model, end.state.weights, end.job.mesh
+            write_samples(
+                config, model=model, weights=weights, mesh=mesh, tokenizer=end.loader.tokenizer, run_dir=end.run.path, show=end.print
+            )
+
+        train(config, resume=resume, at_end=[samples])
 
 
 def _take_resume(arguments: list[str]) -> tuple[str | None, list[str]]:

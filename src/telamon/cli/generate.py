@@ -1,0 +1,97 @@
+"""`telamon generate`: continue prompts with a trained run."""
+
+from typing import Annotated
+
+import typer
+
+from telamon.cli.arguments import Imports
+
+
+def generate(
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to continue.", show_default=False)],
+    run: Annotated[str | None, typer.Option(help="A run directory, or its name below runs/; none: the newest.", show_default=False)] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens each prompt gets.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; higher is more varied.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.", show_default=False)] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest tokens that together have this share.", show_default=False)
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
+    stop: Annotated[
+        list[str] | None, typer.Option(help=r"End before this text; \n and \t are read as in Python. May be repeated.", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    imports: Imports = None,
+) -> None:
+    r"""Continue prompts with a trained run.
+
+    ```
+    telamon generate "def main("
+    telamon generate --run runs/night "import " "class " --max-tokens 100 --top-p 0.95 --stop "\n\n"
+    ```
+    """
+    import time
+
+    from telamon.errors import ConfigError
+    from telamon.infer.run import find_run, open_run
+    from telamon.infer.sampling import Sampling
+    from telamon.infer.text import complete
+
+    sampling = Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, top_p=top_p)
+    if seed < 0:
+        raise ConfigError(f"--seed {seed} is not possible; give 0 or more")
+    opened = open_run(find_run(run), imports=tuple(imports or ()))
+    typer.secho(f"{opened.folder}, step {opened.step}", dim=True, err=True)
+    screen = _Screen(prompts)
+    start = time.perf_counter()
+    completions = complete(
+        opened.generator,
+        opened.tokenizer,
+        prompts,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stop=[_unescape(text) for text in stop or ()],
+        seed=seed,
+        context=opened.config.train.seq_len,
+        on_text=screen.add,
+    )
+    screen.close()
+    seconds = time.perf_counter() - start
+    count = sum(len(completion.tokens) for completion in completions)
+    ends = ", ".join(completion.finish for completion in completions)
+    typer.secho(f"{count} tokens in {seconds:.1f} s, compilation included; ended by: {ends}", dim=True, err=True)
+
+
+class _Screen:
+    """Shows texts one after the other while all of them grow: the first as it comes, the others when it is their turn."""
+
+    def __init__(self, prompts: list[str]):
+        self._prompts, self._waiting = prompts, [""] * len(prompts)
+        self._begun = False
+
+    def add(self, number: int, text: str) -> None:
+        if number == 0:
+            self._begin()
+            typer.echo(text, nl=False)
+        else:
+            self._waiting[number] += text
+
+    def close(self) -> None:
+        self._begin()
+        typer.echo()
+        for prompt, text in list(zip(self._prompts, self._waiting, strict=True))[1:]:
+            typer.echo()
+            typer.secho(prompt, bold=True, nl=False)
+            typer.echo(text)
+
+    def _begin(self) -> None:
+        # Not before the first text comes: until then the prompts may still be refused.
+        if not self._begun:
+            typer.secho(self._prompts[0], bold=True, nl=False)
+        self._begun = True
+
+
+def _unescape(text: str) -> str:
+    for written, meant in (("\\n", "\n"), ("\\t", "\t")):
+        text = text.replace(written, meant)
+    return text

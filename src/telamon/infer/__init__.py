@@ -1,0 +1,1 @@
+"""Turning a model into text: sampling, batched generation, stop strings."""

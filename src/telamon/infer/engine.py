@@ -1,0 +1,243 @@
+"""Batched generation, on token ids: a prefill of the prompts, then chunks of steps in one compiled loop.
+
+Prompts of unequal length share a batch. Which places are padding is said by one mask, never read off the token
+values; padding may stand on either side or anywhere. The forward is the trainer's own, with a cache.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from telamon.infer.sampling import RowSampling, Sampling, row_keys, sample
+from telamon.models.decoder import Cache
+from telamon.models.weights import Model, Weights
+from telamon.parallel.rules import ACTIVATION_RULES, constrain
+
+Finish = Literal["eos", "stop", "length"]
+
+_CHUNK = 16
+"""Steps between two looks of the host: text streams this often, and at most this many steps are wasted on a stop string."""
+
+_PROMPT_STEP, _CACHE_STEP = 32, 64
+"""Prompts and caches are rounded up to these, so that other lengths seldom compile anew."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _State:
+    cache: Cache
+    logits: jax.Array
+    """Of the next token [B, V], float32."""
+    position: jax.Array
+    """Of the next token within its document [B]."""
+    done: jax.Array
+    """Rows that have ended [B]."""
+    step: jax.Array
+    """Tokens drawn so far, scalar."""
+
+
+class Generator:
+    """A model ready to generate; compiled programs are kept and serve later batches of similar size.
+
+    Args:
+        model: what the weights belong to; its numerics say in which type it runs.
+        weights: as `Model.init` gives them, on the devices of `mesh`.
+        eos_id: token that ends a document; none: nothing does.
+        vocab_size: ids the tokenizer knows; what the embedding table holds beyond them is never drawn.
+        mesh: none: the default device.
+    """
+
+    def __init__(self, model: Model, weights: Weights, *, eos_id: int | None, vocab_size: int | None = None, mesh: Mesh | None = None):
+        self.weights = weights
+        self._mesh = mesh
+        self._eos = -1 if eos_id is None else eos_id
+        self._prefill = jax.jit(functools.partial(_prefill, model), static_argnames="length")
+        steps = functools.partial(_decode, model, eos_id=self._eos, vocab_size=vocab_size or model.spec.vocab_size)
+        self._decode = jax.jit(steps, donate_argnames="state")
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        sampling: Sampling | Sequence[Sampling],
+        seed: int = 0,
+    ) -> "Session":
+        """Begin to continue prompts.
+
+        Args:
+            prompts: ids of each, at least one, BOS included where the model expects it.
+            max_tokens: most tokens a row gets.
+            sampling: for all rows, or one a row.
+            seed: the same seed and prompt give the same tokens, whatever else is in the batch.
+        """
+        assert prompts and all(prompts) and max_tokens > 0
+        tokens, mask = pad(prompts, rows=self._rows(len(prompts)), width=_up(max(map(len, prompts)), _PROMPT_STEP))
+        each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
+        spare = len(tokens) - len(prompts)
+        keys = row_keys([*prompts, *([()] * spare)], seed)
+        return Session(
+            self, tokens, mask, keys=keys, sampling=[*each, *[Sampling(temperature=0)] * spare], rows=len(prompts), max_tokens=max_tokens
+        )
+
+    def prefill(self, tokens: np.ndarray, mask: np.ndarray, *, length: int) -> _State:
+        """Run prompts [B, P]; `mask` is 1 at real tokens; `length` places are kept for the cache."""
+        with self._entered():
+            return self._prefill(self.weights, tokens, mask, length=length)
+
+    def decode(self, state: _State, *, stopped: np.ndarray, keys: np.ndarray, rows: RowSampling, limit: int) -> tuple[np.ndarray, _State]:
+        """At most `limit` steps; rows in `stopped` are over, `keys` are raw. Gives ids [B, steps], -1 where a row had ended."""
+        with self._entered():
+            ids, state = self._decode(self.weights, state=state, stopped=stopped, keys=keys, rows=rows, limit=limit)
+            return np.asarray(ids), state
+
+    def _rows(self, prompts: int) -> int:
+        if self._mesh is None:
+            return prompts
+        return _up(prompts, math.prod(self._mesh.shape[axis] for axis in ACTIVATION_RULES["batch"]))
+
+    def _entered(self) -> Any:
+        return contextlib.nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
+
+
+class Session:
+    """A batch on its way. Call :meth:`advance` until :attr:`running` is false.
+
+    Attributes:
+        tokens: ids drawn so far for each row, without the EOS that ended it.
+        finish: why each row ended; none while it goes on.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokens: np.ndarray,
+        mask: np.ndarray,
+        *,
+        keys: jax.Array,
+        sampling: Sequence[Sampling],
+        rows: int,
+        max_tokens: int,
+    ):
+        # As plain words: every process of a run holds the same ones, and none has to place them.
+        self._keys = np.asarray(jax.random.key_data(keys))
+        self._generator, self._sampling = generator, RowSampling.stack(sampling)
+        self._left = max_tokens
+        self._stopped = np.arange(len(tokens)) >= rows
+        self.tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.finish: list[Finish | None] = [None] * rows
+        self._state = generator.prefill(tokens, mask, length=_up(tokens.shape[1] + max_tokens, _CACHE_STEP))
+
+    @property
+    def running(self) -> bool:
+        """Whether any row goes on."""
+        return None in self.finish
+
+    def stop(self, row: int, *, keep: int) -> None:
+        """End a row at a stop string, with the first `keep` of its tokens."""
+        self._stopped[row] = True
+        self.finish[row] = "stop"
+        del self.tokens[row][keep:]
+
+    def advance(self) -> None:
+        """Draw up to a chunk of tokens for every row that goes on."""
+        assert self.running
+        limit = min(_CHUNK, self._left)
+        ids, self._state = self._generator.decode(self._state, stopped=self._stopped, keys=self._keys, rows=self._sampling, limit=limit)
+        self._left -= limit
+        for row, new in enumerate(ids[: len(self.tokens)]):
+            if self.finish[row] is not None:
+                continue
+            drawn = new[new >= 0].tolist()
+            if drawn and drawn[-1] == self._generator._eos:
+                drawn.pop()
+                self.finish[row] = "eos"
+            elif self._left == 0:
+                self.finish[row] = "length"
+            self.tokens[row] += drawn
+
+
+def pad(
+    prompts: Sequence[Sequence[int]], *, rows: int, width: int, side: Literal["left", "right"] = "right"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and mask [rows, width], int32: prompts at one side, padding (mask 0) at the other; spare rows are padding."""
+    tokens, mask = np.zeros((2, rows, width), np.int32)
+    for row, prompt in enumerate(prompts):
+        place = slice(0, len(prompt)) if side == "right" else slice(width - len(prompt), width)
+        tokens[row, place] = prompt
+        mask[row, place] = 1
+    return tokens, mask
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def _prefill(model: Model, weights: Weights, tokens: jax.Array, mask: jax.Array, *, length: int) -> _State:
+    decoder = model.bind(weights)
+    B, P = tokens.shape
+    counts = jnp.cumsum(mask, axis=1)
+    cache = decoder.init_cache(batch=B, length=length)
+    output = decoder(tokens, positions=jnp.maximum(counts - 1, 0), segments=mask, cache=cache)
+    last = jnp.max(jnp.where(mask > 0, jnp.arange(P), 0), axis=1)
+    hidden = jnp.take_along_axis(output.hidden, last[:, None, None], axis=1)
+    assert output.cache is not None
+    return _State(
+        cache=output.cache,
+        logits=decoder.logits(hidden)[:, 0],
+        position=counts[:, -1],
+        done=jnp.zeros((B,), bool),
+        step=jnp.zeros((), jnp.int32),
+    )
+
+
+def _decode(
+    model: Model,
+    weights: Weights,
+    *,
+    state: _State,
+    stopped: jax.Array,
+    keys: jax.Array,
+    rows: RowSampling,
+    limit: jax.Array,
+    eos_id: int,
+    vocab_size: int,
+) -> tuple[jax.Array, _State]:
+    decoder = model.bind(weights)
+    known_V = jnp.arange(model.spec.vocab_size) < vocab_size
+
+    def goes_on(carry: tuple[jax.Array, jax.Array, _State]) -> jax.Array:
+        index, _, state = carry
+        return (index < limit) & ~jnp.all(state.done)
+
+    def one(carry: tuple[jax.Array, jax.Array, _State]) -> tuple[jax.Array, jax.Array, _State]:
+        index, ids, state = carry
+        # A key belongs to a row and a count of tokens, so that chunks leave no trace in what is drawn.
+        step_keys = jax.vmap(jax.random.fold_in, (0, None))(jax.random.wrap_key_data(keys), state.step)
+        drawn = sample(jnp.where(known_V, state.logits, -jnp.inf), step_keys, rows)
+        live = ~state.done
+        ids = jax.lax.dynamic_update_slice_in_dim(ids, jnp.where(live, drawn, -1)[:, None], index, axis=1)
+        segments = live.astype(jnp.int32)[:, None]
+        output = decoder(drawn[:, None], positions=state.position[:, None], segments=segments, cache=state.cache)
+        assert output.cache is not None
+        after = _State(
+            cache=output.cache,
+            logits=decoder.logits(output.hidden)[:, 0],
+            position=state.position + 1,
+            done=state.done | (drawn == eos_id),
+            step=state.step + 1,
+        )
+        return index + 1, ids, after
+
+    empty = jnp.full((stopped.shape[0], _CHUNK), -1, jnp.int32)
+    begin = (jnp.zeros((), jnp.int32), empty, replace(state, done=state.done | stopped))
+    _, ids, state = jax.lax.while_loop(goes_on, one, begin)
+    return constrain(ids, None, None), state

@@ -1,0 +1,19 @@
+"""A tiny model with random weights, large enough that its next tokens are far from equally likely."""
+
+import jax
+import pytest
+
+from telamon.config.load import load_run
+from telamon.models.weights import Model
+
+
+@pytest.fixture(scope="session")
+def model():
+    return Model(load_run(overrides=["model.preset=tiny-qwen3", "model.vocab_size=64"]).config.model.spec())
+
+
+@pytest.fixture(scope="session")
+def weights(model):
+    weights = jax.jit(model.init)(jax.random.key(0))
+    weights["embedding"] *= 20.0
+    return weights

@@ -1,0 +1,139 @@
+"""Generation against the training forward, prompts alone against prompts in company."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from telamon.config.schema import MeshConfig
+from telamon.infer.engine import Generator, pad
+from telamon.infer.sampling import Sampling
+from telamon.parallel.mesh import build_mesh
+
+PROMPTS = [[5, 6, 7], [1, 2, 3, 4, 0, 9, 10, 11], [12], [5, 6, 7, 8, 9]]
+GREEDY = Sampling(temperature=0)
+VARIED = Sampling(temperature=1.0, top_k=20, top_p=0.95)
+
+
+@pytest.fixture(scope="module")
+def generator(model, weights):
+    return Generator(model, weights, eos_id=None)
+
+
+def tokens_of(generator, prompts, *, max_tokens=20, sampling: Sampling | list[Sampling] = VARIED, seed=0):
+    session = generator.start(prompts, max_tokens=max_tokens, sampling=sampling, seed=seed)
+    while session.running:
+        session.advance()
+    return session.tokens
+
+
+@pytest.fixture(scope="module")
+def forward(model, weights):
+    """Logits of the training forward: no cache, whole rows at once."""
+
+    @jax.jit
+    def run(tokens, mask):
+        decoder = model.bind(weights)
+        return decoder.logits(decoder(tokens, positions=positions_of(mask), segments=mask).hidden)
+
+    return lambda tokens, mask: np.asarray(run(tokens, mask))
+
+
+@pytest.fixture(scope="module")
+def cached_forward(model, weights):
+    """The same with a cache of 32 places: logits, and the cache."""
+
+    @jax.jit
+    def run(tokens, positions, segments, cache):
+        decoder = model.bind(weights)
+        if cache is None:
+            cache = decoder.init_cache(batch=tokens.shape[0], length=32)
+        output = decoder(tokens, positions=positions, segments=segments, cache=cache)
+        return decoder.logits(output.hidden), output.cache
+
+    return run
+
+
+def positions_of(mask):
+    return jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+
+
+def test_greedy_tokens_are_the_likeliest_of_the_full_forward_at_each_step(generator, forward):
+    drawn = tokens_of(generator, PROMPTS, sampling=GREEDY)
+    # Padding after the tokens cannot be seen by any of them, whatever the mask does.
+    logits = forward(*pad([prompt + new for prompt, new in zip(PROMPTS, drawn, strict=True)], rows=4, width=28))
+    for prompt, new, row in zip(PROMPTS, drawn, logits, strict=True):
+        assert len(new) == 20
+        assert new == row[len(prompt) - 1 : len(prompt) + 19].argmax(axis=-1).tolist()
+
+
+@pytest.mark.parametrize("prompt", [[5, 6, 7], [5, 0, 0]], ids=["plain", "the pad id is a real token"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pads", [0, 3, 7])
+def test_padding_changes_nothing(generator, forward, cached_forward, prompt, side, pads):
+    """Logits at the real tokens, in the training forward, in the prefill and after a decoded token."""
+    tokens, mask = pad([prompt], rows=1, width=3 + pads, side=side)
+    real = mask[0] == 1
+    bare = forward(*pad([[*prompt, 9]], rows=1, width=4))[0]
+    np.testing.assert_allclose(forward(tokens, mask)[0][real], bare[:3], atol=1e-5)
+
+    logits, cache = cached_forward(tokens, positions_of(mask), mask, None)
+    np.testing.assert_allclose(logits[0][real], bare[:3], atol=1e-5)
+    logits, _ = cached_forward(np.array([[9]], np.int32), np.array([[3]], np.int32), np.ones((1, 1), np.int32), cache)
+    np.testing.assert_allclose(logits[0, 0], bare[3], atol=1e-5)
+
+    np.testing.assert_allclose(generator.prefill(tokens, mask, length=32).logits[0], bare[2], atol=1e-5)
+
+
+def test_a_prompt_gets_the_same_tokens_alone_as_in_a_batch(generator):
+    together = tokens_of(generator, PROMPTS)
+    assert together == [tokens_of(generator, [prompt])[0] for prompt in PROMPTS]
+    assert tokens_of(generator, PROMPTS[::-1]) == together[::-1]
+
+
+def test_a_seed_reproduces_and_another_seed_differs(generator):
+    first = tokens_of(generator, PROMPTS, seed=3)
+    assert tokens_of(generator, PROMPTS, seed=3) == first
+    assert tokens_of(generator, PROMPTS, seed=4) != first
+
+
+def test_the_same_prompt_given_twice_gets_two_continuations(generator):
+    one, other = tokens_of(generator, [[5, 6, 7], [5, 6, 7]])
+    assert one != other
+
+
+@pytest.mark.parametrize("max_tokens", [1, 15, 16, 17, 40])
+def test_the_number_of_tokens_is_kept_to_and_chunks_leave_no_trace(generator, max_tokens):
+    longest = tokens_of(generator, PROMPTS, max_tokens=40)
+    assert tokens_of(generator, PROMPTS, max_tokens=max_tokens) == [tokens[:max_tokens] for tokens in longest]
+
+
+def test_a_row_ends_at_eos_and_the_others_go_on(model, weights, generator):
+    endless = tokens_of(generator, PROMPTS)
+    eos = endless[0][5]
+    session = Generator(model, weights, eos_id=eos).start(PROMPTS, max_tokens=20, sampling=VARIED)
+    while session.running:
+        session.advance()
+    for tokens, finish, without in zip(session.tokens, session.finish, endless, strict=True):
+        assert tokens == (without[: without.index(eos)] if eos in without else without)
+        assert finish == ("eos" if eos in without else "length")
+    assert set(session.finish) == {"eos", "length"}
+
+
+def test_ids_beyond_the_tokenizers_are_never_drawn(model, weights):
+    drawn = tokens_of(Generator(model, weights, eos_id=None, vocab_size=40), PROMPTS, sampling=Sampling(temperature=5.0), max_tokens=60)
+    assert max(map(max, drawn)) < 40
+
+
+def test_every_row_may_have_its_own_settings(generator):
+    mixed = tokens_of(generator, PROMPTS, sampling=[GREEDY, VARIED, GREEDY, VARIED])
+    greedy, varied = tokens_of(generator, PROMPTS, sampling=GREEDY), tokens_of(generator, PROMPTS)
+    assert mixed == [greedy[0], varied[1], greedy[2], varied[3]]
+
+
+def test_a_mesh_gives_the_same_tokens(model, weights, generator):
+    """Eight devices share the weights; four prompts do not fill them, so spare rows are added and not seen."""
+    mesh = build_mesh(MeshConfig())
+    assert mesh.size == 8
+    spread = jax.device_put(weights, model.shardings(mesh))
+    assert tokens_of(Generator(model, spread, eos_id=None, mesh=mesh), PROMPTS) == tokens_of(generator, PROMPTS)
