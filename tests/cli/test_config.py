@@ -14,7 +14,15 @@ def test_what_show_prints_is_a_run_of_its_own(telamon, tmp_path):
 
 
 def test_origins_are_comments_beside_the_same_values(telamon):
-    words = ["config", "show", "tiny", "model.d_model=64", "data.sources.0.weight=2", "sample.prompts=['a: \"b\"\n  c', '#']"]
+    words = [
+        "config",
+        "show",
+        "tiny",
+        "model.d_model=64",
+        "data.sources.0.weight=2",
+        "sample.tokens=1",
+        "sample.prompts=['a: \"b\"\n  c', '#']",
+    ]
     plain, annotated = telamon(*words).out, telamon(*words, "--origins").out
     assert yamlio.parse(annotated, "annotated") == yamlio.parse(plain, "plain")
     assert "  d_model: 64  # 64 from the override (model.d_model=64), 32 in the preset tiny-llama, 256 by default\n" in annotated

@@ -66,6 +66,11 @@ def test_a_run_goes_on_from_its_own_config_with_further_changes(telamon, here):
     saved = load_run(here / "runs/first").config
     assert saved == load_run("tiny", [*QUICK[1:], "run.name=first", "train.stop_at=1"]).config
 
+    # A refused change leaves no trace in the run.
+    refused = telamon("train", "resume=runs/first", "train.stop_at=none", "train.seed=7")
+    assert refused.code == 2 and "data_hash" in refused.err
+    assert load_run(here / "runs/first").config == saved
+
     answer = telamon("train", "resume=runs/first", "train.stop_at=none")
     assert answer.code == 0, answer.err
     assert "resumed after step 1" in answer.out and "step 2/2" in answer.out and "step 1/2" not in answer.out

@@ -32,13 +32,16 @@ def train(
     `telamon config explain KEY` says what a value means.
     """
     from telamon.config.load import load_run
+    from telamon.config.resume import load_resumed
 
     resume, rest = _take_resume(arguments or [])
-    saved = DEFAULT_RUN if resume is None else f"{resume.rstrip('/')}/config.yaml"
-    run, overrides = split_run(rest, default=saved)
-    if resume is not None and run != saved:
+    run, overrides = split_run(rest, default=resume or DEFAULT_RUN)
+    if resume is None:
+        config = load_run(run, overrides, imports=imports or ()).config
+    elif run == resume:
+        config = load_resumed(resume, overrides, imports=imports or ()).config
+    else:
         raise ConfigError(f"{_RESUME}{resume} goes on with that run's own config; leave {run} out, or train it as a new run")
-    config = load_run(run, overrides, imports=imports or ()).config
     if dry_run:
         from telamon.train.job import make_job
         from telamon.train.start import describe_job

@@ -7,12 +7,14 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from telamon.config import keys, messages, presets, registry, yamlio
+from telamon.config.ignored import refuse_idle
 from telamon.config.schema import ModelConfig, RunConfig, RunSection
 from telamon.errors import ConfigError
 
@@ -87,7 +89,10 @@ def load_run(source: str | Path | None = None, overrides: Sequence[str] = (), *,
     layers = [*_preset(own, resolved), *own]
     model = registry.family(_given(layers, "model.family", ModelConfig.model_fields["family"].default))
     merged = _merged({**_defaults(RunConfig), "model": _defaults(model)}, layers)
-    return Loaded(_build(merged, model, layers), name, tuple(layers))
+    loaded = Loaded(_build(merged, model, layers), name, tuple(layers))
+    written = layers[1:] if resolved else layers  # a resolved file writes down every value, idle ones too
+    refuse_idle(loaded, [partial(_sets, layer) for layer in written])
+    return loaded
 
 
 def plain(value: Any) -> Any:

@@ -26,7 +26,7 @@ from telamon.train.evaluation import evaluate
 from telamon.train.job import Job, make_job
 from telamon.train.placement import place
 from telamon.train.recorder import History, Recorder
-from telamon.train.run_dir import RunDirectory, create_run, open_run
+from telamon.train.run_dir import RunDirectory, create_run, open_run, save_config
 from telamon.train.schedule import learning_rate_schedule
 from telamon.train.start import announce, open_data, starting_state
 from telamon.train.state import TrainState, weights_hash
@@ -74,7 +74,7 @@ def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook
     primary = jax.process_index() == 0
     console = make_console(quiet=not primary)
     job = make_job(config)
-    run = open_run(resume, config) if resume else create_run(config)
+    run = open_run(resume) if resume else create_run(config)
     with StopRequest() as stop, run.store(config) as store:
         if primary:
             write_environment(run.path, describe_environment())
@@ -88,6 +88,8 @@ def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook
             gzip = loader.gzip_bits_per_byte()
             compiling.result()
         state, history = starting_state(job, store, loader, first=first)
+        if resume:
+            save_config(run, config)
         banner(console, "train")
         line(
             console,

@@ -55,25 +55,28 @@ def create_run(config: RunConfig) -> RunDirectory:
     """
     name = config.run.name or f"{config.model.preset or config.model.family}-{_agreed_time()}"
     run = RunDirectory(join(config.run.root, name))
-    if jax.process_index() == 0:
-        if read_text(run.file(CONFIG)) is not None:
-            raise ConfigError(f"{run.path} holds a run already; continue it with resume={run.path}, or choose another run.name")
-        write_text(run.file(CONFIG), to_yaml(config))
+    if jax.process_index() == 0 and read_text(run.file(CONFIG)) is not None:
+        raise ConfigError(f"{run.path} holds a run already; continue it with resume={run.path}, or choose another run.name")
+    save_config(run, config)
     return run
 
 
-def open_run(path: str, config: RunConfig) -> RunDirectory:
-    """The directory of a run to continue; what its config says now (overrides included) is saved.
+def open_run(path: str) -> RunDirectory:
+    """The directory of a run to continue.
 
     Raises:
-        ConfigError: there is no run, or the directory cannot be written.
+        ConfigError: there is no run.
     """
     run = RunDirectory(path.rstrip("/") if is_url(path) else str(Path(path)))
     if read_text(run.file(CONFIG)) is None:
         raise ConfigError(f"resume={path}: no run there (no {CONFIG})")
+    return run
+
+
+def save_config(run: RunDirectory, config: RunConfig) -> None:
+    """Save the resolved config. In a resumed run only once its state fits, so that a refused change does not stay."""
     if jax.process_index() == 0:
         write_text(run.file(CONFIG), to_yaml(config))
-    return run
 
 
 def _agreed_time() -> str:
