@@ -1,8 +1,11 @@
 """A decoder in float64 NumPy, written from the papers with plain loops and none of the library's code: an outside truth."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+Layer = tuple[str, int, float]
+"""Where a layer's weights are: the prefix of their paths, the index on the layer axis; and its rotary base."""
 
 
 def rms_norm(x: np.ndarray, scale: np.ndarray, eps: float) -> np.ndarray:
@@ -72,18 +75,13 @@ def mixer(
 
 
 def decoder_logits(
-    flat: Mapping[str, np.ndarray], tokens: np.ndarray, *, positions: np.ndarray, segments: np.ndarray, theta: float, eps: float
+    flat: Mapping[str, np.ndarray], tokens: np.ndarray, *, positions: np.ndarray, segments: np.ndarray, layers: Sequence[Layer], eps: float
 ) -> np.ndarray:
-    """Logits [T, V] of one row, for a model of one stack whose pattern is a single block.
-
-    `flat` holds weights by dotted path; those of the stack carry a leading layer axis.
-    """
+    """Logits [T, V] of one row; `flat` holds weights by dotted path, those of stacks with a leading layer axis."""
     flat = {path: np.asarray(value, np.float64) for path, value in flat.items()}
-    inside = "stacks.0.blocks.0."
-    stacked = {path.removeprefix(inside): value for path, value in flat.items() if path.startswith(inside)}
     stream = flat["embedding"][tokens]
-    for layer in range(len(stacked["mixer_norm.scale"])):
-        weights = {path: value[layer] for path, value in stacked.items()}
+    for prefix, index, theta in layers:
+        weights = {path: value[index] for path, value in _under(flat, prefix).items()}
         normed = rms_norm(stream, weights["mixer_norm.scale"], eps)
         stream = stream + mixer(normed, _under(weights, "mixer."), positions=positions, segments=segments, theta=theta, eps=eps)
         normed = rms_norm(stream, weights["ffn_norm.scale"], eps)

@@ -1,6 +1,7 @@
 """Tiny models, runs and batches that tests of the model and of training share."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -8,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from telamon.config.schema import OptimizerConfig, RunConfig, TrainConfig
-from telamon.models.decoder import Numerics
+from telamon.models.decoder import Decoder, Numerics
 from telamon.models.llama import DenseSizes, LlamaConfig
 from telamon.models.qwen3 import Qwen3Config
-from telamon.models.weights import Model, Weights
+from telamon.models.weights import Model, WeightInfo, Weights
 
 SIZES: dict[str, Any] = {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "d_ff": 48}
 
@@ -35,21 +36,30 @@ def run(*, family: str = "llama", model: dict[str, Any] | None = None, optimizer
     return RunConfig(model=sizes(family, **(model or {})), train=TrainConfig(**settings), optimizer=optimizer or OptimizerConfig())
 
 
-def lively(weights: Weights, *, seed: int = 1, size: float = 0.3) -> Weights:
-    """Weights with noise on every leaf, scales and biases included, so that none of them is 0 or 1 by chance of the init."""
-    leaves, tree = jax.tree.flatten(weights)
+def weights(model: Model, *, seed: int = 1) -> Weights:
+    """Random weights from NumPy, which takes no compilation; scales and biases differ from 1 and 0, so that none goes unseen."""
     rng = np.random.default_rng(seed)
-    return jax.tree.unflatten(tree, [leaf + jnp.asarray(size * rng.standard_normal(leaf.shape), leaf.dtype) for leaf in leaves])
+
+    def value(info: WeightInfo) -> jax.Array:
+        size = 0.3 if info.matrix is None else math.prod(info.shape[dim] for dim in info.matrix[0]) ** -0.5
+        return jnp.asarray(size * rng.standard_normal(info.shape) + (info.matrix is None), jnp.float32)
+
+    return model.map_info(value)
 
 
-def batch(documents: Rows, *, length: int, seed: int = 0, vocab: int = 64) -> dict[str, np.ndarray]:
+def logits(decoder: Decoder, batch: Mapping[str, Any]) -> jax.Array:
+    """Logits [B, T, V] of a batch, whatever else it holds."""
+    return decoder.logits(decoder(batch["tokens"], positions=batch["positions"], segments=batch["segments"]).hidden)
+
+
+def batch(documents: Rows, *, length: int, seed: int = 0, vocab: int = 64) -> dict[str, Any]:
     """Rows of random documents of the given lengths, packed from the left and padded on the right.
 
     Every token but a document's last has a target; each stands for 1 to 4 bytes.
     """
     rng = np.random.default_rng(seed)
     B = len(documents)
-    out = {name: np.zeros((B, length), np.int32) for name in ("tokens", "targets", "segments", "positions", "bytes")}
+    out: dict[str, Any] = {name: np.zeros((B, length), np.int32) for name in ("tokens", "targets", "segments", "positions", "bytes")}
     out["mask"] = np.zeros((B, length), np.float32)
     for row, lengths in enumerate(documents):
         start = 0
@@ -60,7 +70,7 @@ def batch(documents: Rows, *, length: int, seed: int = 0, vocab: int = 64) -> di
     return out
 
 
-def put(out: dict[str, np.ndarray], *, row: int, start: int, ids: np.ndarray, segment: int) -> None:
+def put(out: dict[str, Any], *, row: int, start: int, ids: np.ndarray, segment: int) -> None:
     """Write one document into a row."""
     size = len(ids)
     out["tokens"][row, start : start + size] = ids

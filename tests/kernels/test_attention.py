@@ -1,4 +1,6 @@
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ N, K, H = 4, 2, 8
 SCALE = H**-0.5
 
 
-def _layout(T: int) -> tuple[np.ndarray, np.ndarray]:
+def _layout(T: int) -> tuple[Any, Any]:
     """Positions and segments of four rows: one document; three packed; padded left; packed and padded right."""
     cut, pad = T // 3, T // 4
     lengths = [[(1, T)], [(1, cut), (2, T - 2 * cut), (3, cut)], [(0, pad), (1, T - pad)], [(1, cut), (2, T - cut - pad), (0, pad)]]
@@ -53,7 +55,7 @@ def _visible(positions, segments):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _value_and_gradients(function, q, k, v, *rest):
+def _value_and_gradients(function: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array, *rest: Any) -> tuple[jax.Array, ...]:
     out, pull = jax.vjp(lambda q, k, v: function(q, k, v, *rest), q, k, v)
     cotangent = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
     return out, *pull(cotangent)
@@ -69,7 +71,8 @@ def test_the_reference_equals_loops_in_float64():
     mask = _mask(positions, segments)
     out = _reference(q, k, v, jnp.asarray(mask))
     for row in range(4):
-        expected = reference_numpy.attention(*(np.asarray(x[row], np.float64) for x in (q, k, v)), mask[row])
+        q_row, k_row, v_row = (np.asarray(x[row], np.float64) for x in (q, k, v))
+        expected = reference_numpy.attention(q_row, k_row, v_row, mask[row])
         np.testing.assert_allclose(out[row], expected, atol=1e-6)
 
 
@@ -132,7 +135,9 @@ def _temporary_bytes(function, T: int) -> int:
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, T, N, H), (1, T, K, H), (1, T, K, H))]
     ids = jax.ShapeDtypeStruct((1, T), jnp.int32)
     rest = [ids, ids] if function is _blockwise else [jax.ShapeDtypeStruct((1, T, T), jnp.bool_)]
-    return _value_and_gradients.lower(function, *shapes, *rest).compile().memory_analysis().temp_size_in_bytes
+    analysis = _value_and_gradients.lower(function, *shapes, *rest).compile().memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes
 
 
 def test_memory_of_value_and_gradient_grows_linearly():
