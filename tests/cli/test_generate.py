@@ -73,6 +73,8 @@ def test_a_stop_string_ends_the_text_before_it(telamon, here):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--greedy", "--top-k", "5", "p"], "leave out --temperature, --top-k and --top-p"),
+        (["--import", "no_such_module", "p"], "no_such_module"),
         (["--run", "nigt", "p"], "no run at nigt (a folder with a config.yaml); runs in runs/: night"),
         (["--run", "text", "p"], "no run at text"),
         (["p" * 300], "do not fit the 64 tokens the model was trained on"),

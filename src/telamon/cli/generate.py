@@ -11,7 +11,7 @@ def generate(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to continue.", show_default=False)],
     run: Annotated[str | None, typer.Option(help="A run directory, or its name below runs/; none: the newest.", show_default=False)] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens each prompt gets.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; higher is more varied.")] = 0.8,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; higher is more varied; none: 0.8.", show_default=False)] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.", show_default=False)] = None,
     top_p: Annotated[
         float | None, typer.Option(help="Draw from the likeliest tokens that together have this share.", show_default=False)
@@ -37,7 +37,9 @@ def generate(
     from telamon.infer.sampling import Sampling
     from telamon.infer.text import complete
 
-    sampling = Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, top_p=top_p)
+    if greedy and (temperature, top_k, top_p) != (None, None, None):
+        raise ConfigError("--greedy takes the likeliest token each time; leave out --temperature, --top-k and --top-p, or --greedy")
+    sampling = Sampling(temperature=0.0 if greedy else 0.8 if temperature is None else temperature, top_k=top_k, top_p=top_p)
     if seed < 0:
         raise ConfigError(f"--seed {seed} is not possible; give 0 or more")
     opened = open_run(find_run(run), imports=tuple(imports or ()))
