@@ -12,7 +12,6 @@ from telamon.data.packing import (
     Stream,
     assemble,
     lay_out,
-    microbatches,
     next_token_mask,
     trainable,
 )
@@ -92,13 +91,6 @@ def test_a_document_continued_in_the_next_row_is_predicted_across_the_edge():
     assert batch["targets"].tolist() == [[2, 3, 4, 5], [6, 7, 8, 9], [10, 0, 0, 0]]
     assert batch["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 0, 0]]
     assert batch["segments"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]]
-
-
-def test_placeholder_rows_never_reach_a_microbatch():
-    tokens = np.repeat(np.array([0, 1, 2, 3, 99, 99, 99, 99])[:, None], 5, axis=1)
-    cut = microbatches({"tokens": tokens}, count=2, rows=4)["tokens"]
-    assert cut.shape == (2, 2, 5)
-    assert [sorted(part[:, 0].tolist()) for part in cut] == [[0, 1], [2, 3]]
 
 
 def test_a_prompt_that_fills_the_length_leaves_nothing_to_train():

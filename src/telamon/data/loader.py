@@ -7,9 +7,8 @@ one go costs a fraction of one stacked from rows, and batch sizes may change bet
 
 import hashlib
 import json
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -54,13 +53,6 @@ class Loader(Protocol):
         ...
 
 
-@dataclass
-class Wait:
-    """Seconds that the caller of `batches` has spent waiting for data."""
-
-    seconds: float = 0.0
-
-
 def open_loader(cfg: RunConfig, *, process_index: int = 0, process_count: int = 1) -> "ArithmeticLoader":
     """Open the data of a run: read the sources, on first use train the tokenizer and tokenise, lay the documents out.
 
@@ -74,7 +66,6 @@ class ArithmeticLoader:
 
     def __init__(self, cfg: RunConfig, corpus: Corpus, *, process_index: int = 0, process_count: int = 1):
         self.corpus, self.tokenizer = corpus, corpus.tokenizer
-        self.wait = Wait()
         self._cfg, self._process, self._processes = cfg, process_index, process_count
         self._next_step = 0
         self.data_hash = self._hash_data()
@@ -115,16 +106,14 @@ class ArithmeticLoader:
         return self._rows(first, self._block(size, "train.batch_size"), available)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Blocks of steps start .. stop-1, read ahead by `data.prefetch` batches; the time spent waiting adds up in `wait`."""
+        """Blocks of steps start .. stop-1, read ahead by `data.prefetch` batches: what `next` takes is the wait for data."""
         import grain
 
         steps = grain.MapDataset.range(start, stop).map(self.batch_at)
         ahead = self._cfg.data.prefetch
         ready = iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=min(2, ahead), prefetch_buffer_size=ahead)))
         for step in range(start, stop):
-            began = time.perf_counter()
             batch = next(ready)
-            self.wait.seconds += time.perf_counter() - began
             self._next_step = step + 1
             yield batch
 

@@ -219,10 +219,3 @@ def next_token_mask(segments: np.ndarray, *, ahead: int = 1) -> np.ndarray:
     later = np.zeros_like(segments)
     later[..., :-ahead] = segments[..., ahead:]
     return (segments == later) & (segments > 0)
-
-
-def microbatches(batch: Batch, *, count: int, rows: int | None = None) -> Batch:
-    """Split a batch [B, ...] into [count, B / count, ...]; rows from `rows` on are placeholders and are cut off first."""
-    size = len(next(iter(batch.values()))) if rows is None else rows
-    assert size % count == 0, f"{size} rows do not split into {count} microbatches"
-    return {name: array[:size].reshape(count, size // count, *array.shape[1:]) for name, array in batch.items()}

@@ -17,6 +17,9 @@ BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 
 _KNOWN_EOS = (EOS, "<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
 _KNOWN_BOS = (BOS, "<s>", "<|begin_of_text|>", "<bos>", "[CLS]")
+_LONGEST_WORD = 256
+"""Longest word, in bytes, that a BPE is trained on; longer ones are cut."""
+
 _BYTE_TOKEN = "<0x{:02X}>"
 
 
@@ -149,12 +152,14 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> TextTokenizer:
 
     bytes_in = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner = hf.Tokenizer(hf.models.BPE())
-    inner.pre_tokenizer = bytes_in
+    # The trainer's time grows with the square of a word's length, and a line without spaces is one word.
+    inner.pre_tokenizer = hf.pre_tokenizers.Sequence([bytes_in, hf.pre_tokenizers.FixedLength(_LONGEST_WORD)])
     inner.decoder = hf.decoders.ByteLevel()
     trainer = hf.trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[BOS, EOS, PAD], initial_alphabet=bytes_in.alphabet(), show_progress=False
     )
     inner.train_from_iterator(texts, trainer)
+    inner.pre_tokenizer = bytes_in
     return TextTokenizer(inner, bos=BOS, eos=EOS)
 
 
