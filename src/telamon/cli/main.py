@@ -18,11 +18,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(train.train)
+app.command("generate")(generate.generate)
+app.command("doctor")(doctor.doctor)
+app.add_typer(models.app, name="models")
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
-app.add_typer(models.app, name="models")
-app.command("doctor")(doctor.doctor)
-app.command("generate")(generate.generate)
 
 
 @app.callback()
@@ -33,8 +33,8 @@ def _root() -> None:
 
     ```
     telamon train                                   # the default run
-    telamon train tiny train.steps=20               # a preset, with one value changed
-    telamon config explain optimizer.learning_rate  # what a value means and where it came from
+    telamon train tiny train.steps=20               # a preset, changed
+    telamon config explain optimizer.learning_rate  # what a value means
     ```
     """
 

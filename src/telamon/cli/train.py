@@ -21,12 +21,12 @@ def train(
     """Train a model, or go on with a run that was stopped.
 
     ```
-    telamon train                                    # the default run
-    telamon train tiny                               # seconds, to see that everything works
+    telamon train                                # the default run
+    telamon train tiny                           # seconds: does it all work?
     telamon train my.yml train.steps=200 optimizer.learning_rate=3e-4
-    telamon train my.yml --import my_blocks          # with a model family of your own
-    telamon train my.yml mesh.tensor=2 --dry-run     # would it run here?
-    telamon train resume=runs/first                  # from its newest checkpoint
+    telamon train my.yml --import my_blocks      # with a family of your own
+    telamon train my.yml mesh.tensor=2 --dry-run # would it run here?
+    telamon train resume=runs/first              # from its newest checkpoint
     ```
 
     `telamon config explain KEY` says what a value means.

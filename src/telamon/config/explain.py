@@ -52,9 +52,14 @@ def explain_key(loaded: Loaded, path: str) -> str:
     if key is not None and key.many:
         about += f" A list; an item, such as {path}.0, has:"
     if section is not None:
-        rows = [(name, f"{field.description}") for name, field in section.model_fields.items()]
+        values = value if isinstance(value, dict) else {}
+        rows = [(_setting(name, values.get(name, {})), f"{field.description}") for name, field in section.model_fields.items()]
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join([path, f"  {about}", *(f"  {name:<{width}}  {text}" for name, text in rows)])
+
+
+def _setting(name: str, value: Any) -> str:
+    return name if isinstance(value, dict) else f"{name}={messages.show(value)}"
 
 
 def difference(first: RunConfig, second: RunConfig) -> list[tuple[str, str, str]]:

@@ -20,9 +20,23 @@ _EXPECTED = {
 
 
 def show(value: Any) -> str:
-    """A value as it is shown to the user: one line, not too long."""
-    text = "none" if value in (None, "none") else str(value).lower() if isinstance(value, bool) else repr(value)
+    """A value as it is shown to the user: one line, not too long, lists and none as they are written in YAML."""
+    text = _written(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _written(value: Any) -> str:
+    match value:
+        case None | "none":
+            return "none"
+        case bool():
+            return str(value).lower()
+        case tuple() | list():
+            return f"[{', '.join(map(_written, value))}]"
+        case dict():
+            return f"{{{', '.join(f'{key}: {_written(item)}' for key, item in value.items())}}}"
+        case _:
+            return repr(value)
 
 
 def line(text: str) -> str:
