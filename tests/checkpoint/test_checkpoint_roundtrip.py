@@ -1,5 +1,7 @@
 """What goes in comes out: bit for bit, on any mesh, while training goes on."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -132,6 +134,14 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "run").write_text("a file")
     with pytest.raises(CheckpointError, match="run/checkpoints cannot be used: Not a directory"):
         CheckpointStore(tmp_path / "run" / "checkpoints")
+
+
+def test_a_url_that_cannot_be_written_is_a_clear_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)  # as in an environment without the extra
+    with pytest.raises(CheckpointError, match=r"gs://nowhere/run needs the extra `cloud`"):
+        CheckpointStore("gs://nowhere/run")
+    with pytest.raises(CheckpointError, match=r"cannot be written to memory://run: Orbax takes"):
+        CheckpointStore("memory://run")
 
 
 def test_a_reader_leaves_a_running_save_alone(store):

@@ -68,8 +68,7 @@ class CheckpointStore:
         asynchronous: bool = True,
         readonly: bool = False,
     ):
-        text = os.fspath(directory)
-        self.directory = epath.Path(text if "://" in text else os.path.abspath(os.path.expanduser(text)))
+        self.directory = _as_path(os.fspath(directory))
         self.skipped: list[str] = []
         """Messages of the checkpoints passed over as damaged, in the order they were found."""
         self._keep, self._keep_every, self._asynchronous, self._readonly = keep, keep_every, asynchronous, readonly
@@ -85,6 +84,8 @@ class CheckpointStore:
                 self._remove_unfinished()
             except OSError as error:
                 raise CheckpointError(f"the folder of checkpoints {self.directory} cannot be used: {error.strerror or error}") from error
+            except ImportError as error:
+                raise CheckpointError(f"{self.directory} needs the extra `cloud` (pip install 'telamon[cloud]'): {error}") from error
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint folder, whole or not, oldest first."""
@@ -322,6 +323,15 @@ class CheckpointStore:
         own = decide() if self._primary else None
         decided = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if own is None else own)))
         return None if decided < 0 else decided
+
+
+def _as_path(directory: str) -> epath.Path:
+    if "://" not in directory:
+        return epath.Path(os.path.abspath(os.path.expanduser(directory)))
+    try:
+        return epath.Path(directory)
+    except KeyError as error:
+        raise CheckpointError(f"checkpoints cannot be written to {directory}: Orbax takes local folders, gs:// and s3://") from error
 
 
 def _context() -> ocp.Context:
