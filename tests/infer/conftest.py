@@ -1,4 +1,4 @@
-"""A tiny model with random weights, large enough that its next tokens are far from equally likely."""
+"""A tiny model with random weights, scaled so that the next token hangs on all before it and is far from equally likely."""
 
 import jax
 import pytest
@@ -15,5 +15,9 @@ def model():
 @pytest.fixture(scope="session")
 def weights(model):
     weights = jax.jit(model.init)(jax.random.key(0))
-    weights["embedding"] *= 20.0
+    weights["embedding"] *= 10.0
+    for block in weights["stacks"]["0"]["blocks"].values():
+        block["mixer"]["query_norm"]["scale"] *= 3.0
+        block["mixer"]["out"] *= 20.0
+        block["ffn"]["down"] *= 20.0
     return weights

@@ -82,7 +82,10 @@ def test_padding_changes_nothing(generator, forward, cached_forward, prompt, sid
     logits, _ = cached_forward(np.array([[9]], np.int32), np.array([[3]], np.int32), np.ones((1, 1), np.int32), cache)
     np.testing.assert_allclose(logits[0, 0], bare[3], atol=1e-5)
 
-    np.testing.assert_allclose(generator.prefill(tokens, mask, length=32).logits[0], bare[2], atol=1e-5)
+    state = generator.prefill(tokens, mask, length=32)
+    np.testing.assert_allclose(state.logits[0], bare[2], atol=1e-5)
+    logits, _ = cached_forward(np.array([[9]], np.int32), np.asarray(state.position)[:, None], np.ones((1, 1), np.int32), state.cache)
+    np.testing.assert_allclose(logits[0, 0], bare[3], atol=1e-5)
 
 
 def test_a_prompt_gets_the_same_tokens_alone_as_in_a_batch(generator):
@@ -106,6 +109,13 @@ def test_the_same_prompt_given_twice_gets_two_continuations(generator):
 def test_the_number_of_tokens_is_kept_to_and_chunks_leave_no_trace(generator, max_tokens):
     longest = tokens_of(generator, PROMPTS, max_tokens=40)
     assert tokens_of(generator, PROMPTS, max_tokens=max_tokens) == [tokens[:max_tokens] for tokens in longest]
+
+
+def test_each_token_is_drawn_afresh(generator):
+    """At a temperature at which noise alone decides, no chunk repeats the noise of the one before."""
+    (drawn,) = tokens_of(generator, [[5]], max_tokens=48, sampling=Sampling(temperature=1e6))
+    assert len({tuple(drawn[start : start + 16]) for start in (0, 16, 32)}) == 3
+    assert len(set(drawn[:16])) > 8
 
 
 def test_a_row_ends_at_eos_and_the_others_go_on(model, weights, generator):
