@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from telamon.data.tokenizer import TextTokenizer, train_bpe
@@ -28,6 +28,8 @@ tricky = st.text(alphabet=st.one_of(st.sampled_from(" \n\t\r\x0b\x0c\x1c\x1f\x85
 
 
 @given(st.lists(tricky, max_size=4))
+@settings(max_examples=200)
+@example(["é \n\n b", "a\x1cb\x1f c\x1d\x1e"])
 def test_words_have_the_ids_of_the_whole_text(tokenizer: TextTokenizer, texts: list[str]):
     check(tokenizer, texts)
 
