@@ -157,6 +157,7 @@ def test_rates_leave_out_the_first_step_and_pauses():
         {"tokens_per_second": 37.5, "padded_tokens_per_second": 50.0, "step_seconds": 2.0, "data_wait": 0.25, "mfu": 50 * 10 / 2000}
     )
     step(4.0, 0.0)
+    clock.now += 100.0  # samples, the last checkpoint
     later, overall = meter.read(), meter.overall()
     assert later is not None and later.step_seconds == 4.0 and later.data_wait == 0.0
     assert overall is not None and overall.step_seconds == pytest.approx(12.0 / 5)

@@ -92,8 +92,8 @@ class RunDisplay:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print a logged step's line and show its figures at the bar."""
         self._latest.update(metrics)
+        self.advance(step)  # first: printing draws the bar anew
         self.print(format_step(step, self._steps, metrics))
-        self.advance(step)
 
     def validation(self, step: int, bits_per_byte: float) -> None:
         """Print an evaluation's line and show its figure at the bar."""

@@ -231,14 +231,12 @@ class Throughput:
             stretch.places += places
 
     def read(self) -> Reading | None:
-        """Speed since the last reading; none where no step was counted."""
-        self._tick()
+        """Speed since the last reading, up to the last step counted; none where there was none."""
         stretch, self._since_read = self._since_read, _Stretch()
         return self._reading(stretch)
 
     def overall(self) -> Reading | None:
-        """Speed since the first step; none where no step was counted."""
-        self._tick()
+        """Speed from the first step to the last; none where no step was counted. What came after the last (samples, a save) is left out."""
         return self._reading(self._all)
 
     def _tick(self) -> None:
