@@ -123,12 +123,12 @@ def test_out_of_data_is_an_error_with_figures(loader_of):
 
 
 def test_processes_share_the_last_rows_of_the_data(loader_of):
-    config = dict(
-        data={"sources": [{"kind": "synthetic", "documents": 10, "length": 2}], "epochs": 1, "val_fraction": 0.0}, train={"seq_len": 2}
-    )
+    # Every other row is of the short source, so that the data end with its tenth row, the nineteenth of the mixture, and one more of the other.
+    sources = [{"kind": "synthetic", "documents": count, "length": 2} for count in (10, 100)]
+    config = dict(data={"sources": sources, "epochs": 1, "val_fraction": 0.0}, train={"seq_len": 2, "batch_size": 8})
     whole = loader_of(**config).batch_at(2)
     blocks = [loader_of(**config, process_index=i, process_count=2).batch_at(2) for i in range(2)]
-    assert [block["segments"].max(axis=1).tolist() for block in blocks] == [[1, 1], [0, 0]]
+    assert [block["segments"].max(axis=1).tolist() for block in blocks] == [[1, 1, 1, 1], [0, 0, 0, 0]]
     assert same(whole, {name: np.concatenate([b[name] for b in blocks]) for name in FIELDS})
 
 

@@ -29,9 +29,10 @@ tricky = st.text(alphabet=st.one_of(st.sampled_from(" \n\t\r\x0b\x0c\x1c\x1f\x85
 
 @given(st.lists(tricky, max_size=4))
 @settings(max_examples=200)
-@example(["é \n\n b", "a\x1cb\x1f c\x1d\x1e"])
-def test_words_have_the_ids_of_the_whole_text(tokenizer: TextTokenizer, texts: list[str]):
-    check(tokenizer, texts)
+@example(["é \n\n b", "a.\x1cb\x1f c\x1d\x1e"])
+def test_words_have_the_ids_of_the_whole_text(texts: list[str]):
+    # Trained on the texts themselves, each of their words is one token: a word cut elsewhere has other ids.
+    check(train_bpe(texts, vocab_size=2000), texts)
 
 
 def test_real_source_has_the_ids_of_the_whole_text(tokenizer: TextTokenizer):
