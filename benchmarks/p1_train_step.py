@@ -89,7 +89,7 @@ def _result(seconds: dict[str, list[float]], tried: dict[str, float], best: str)
             "PyTorch": "python benchmarks/peer_torch.py",
         },
         versions={
-            "Telamon": versions_here("telamon", "jax", "jaxlib", "flax", "optax"),
+            "Telamon": versions_here("jax", "jaxlib", "flax", "optax"),
             "MaxText": peers.versions_of(peers.MAXTEXT),
             "PyTorch": peers.versions_of(peers.TORCH),
         },

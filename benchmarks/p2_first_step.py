@@ -80,7 +80,7 @@ def _result(taken: dict[str, list[float]]) -> Result:
         target="cold at most a third of MaxText's; telamon --help under 0.7 s",
         holds=figures["share_of_maxtext_cold"] <= 1 / 3 and figures["help_seconds"] < 0.7,
         commands={"Telamon": "telamon train tiny", "MaxText": maxtext.shown(SIZES)},
-        versions={"Telamon": versions_here("telamon", "jax", "jaxlib"), "MaxText": peers.versions_of(peers.MAXTEXT)},
+        versions={"Telamon": versions_here("jax", "jaxlib"), "MaxText": peers.versions_of(peers.MAXTEXT)},
         threads=f"each side has the machine's {len(os.sched_getaffinity(0))} cores to itself",
         notes=[
             "The model: 2 layers, D 32, 4 heads of 8 (2 kv), F 64, V 512, T 64, batch 8, synthetic data on both sides.",

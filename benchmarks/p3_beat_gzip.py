@@ -55,7 +55,7 @@ def _result(summaries: list[dict[str, Any]], setup: float) -> Result:
     reached = [s["seconds_to_beat_gzip"] for s in summaries]
     seconds = None if None in reached else median(reached)
     first = summaries[0]
-    versions = versions_here("telamon", "jax", "jaxlib", "tokenizers")
+    versions = versions_here("jax", "jaxlib", "tokenizers")
     records = _records(versions["telamon"], seconds, first)
     earlier = [r["seconds to beat gzip"] for r in records[:-1] if r["seconds to beat gzip"] is not None]
     falling = seconds is not None and (not earlier or seconds < earlier[-1])

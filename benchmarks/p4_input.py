@@ -85,7 +85,7 @@ def _result(taken: dict[str, list[float]], texts: list[str]) -> Result:
         target="at least 0.85 of the tokenizers library's tokens/s",
         holds=share >= 0.85,
         commands={"both": "python -m benchmarks P4"},
-        versions={"both": versions_here("telamon", "tokenizers", "grain", "numpy")},
+        versions={"both": versions_here("tokenizers", "grain", "numpy")},
         threads="one core for the whole benchmark, by the process's affinity",
         notes=[
             f"The text: Python's standard library, {len(texts):,} documents, {size / 1e6:.1f} MB; a byte-level BPE of 4,096, trained before.",

@@ -38,7 +38,7 @@ def run(rounds: int) -> Result:
         target="under 5 % of step time",
         holds=lost < 0.05,
         commands={name: f"telamon train default {_values(every)}" for name, every in ((SAVING, str(EVERY)), (PLAIN, "null"))},
-        versions={"both": versions_here("telamon", "jax", "jaxlib", "orbax-checkpoint")},
+        versions={"both": versions_here("jax", "jaxlib", "orbax-checkpoint")},
         threads=f"the machine's {len(os.sched_getaffinity(0))} cores, also for writing",
         notes=[
             "The default run: 6 M parameters, 16 rows of 256 tokens; weights, moments and the data's position are saved in the background.",

@@ -59,10 +59,12 @@ def describe_machine() -> dict[str, Any]:
 
 
 def versions_here(*packages: str) -> dict[str, str]:
-    """Versions of packages in this environment."""
+    """Telamon's version, and those of other packages in this environment."""
     from importlib.metadata import version
 
-    return {package: version(package) for package in packages}
+    import telamon
+
+    return {"telamon": telamon.__version__, **{package: version(package) for package in packages}}
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
