@@ -1,4 +1,4 @@
-"""`python -m telamon` is the `telamon` command."""
+"""`python -m telamon`: the same as `telamon`."""
 
 from telamon.cli.main import main
 
