@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from telamon.cli import config, data, doctor, generate, models, train
+from telamon.cli import config, data, doctor, generate, models, records, train, verify
 from telamon.errors import TelamonError
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(config.app, name="config")
 app.add_typer(data.app, name="data")
+app.command("verify")(verify.verify)
+app.add_typer(records.app, name="records")
 
 
 @app.callback()

@@ -11,7 +11,9 @@ Folder = Annotated[Path, typer.Option(help="Folder of the records.")]
 
 
 @app.command()
-def table(folder: Folder = Path("docs/records"), page: Annotated[Path, typer.Option(help="Page to write.")] = Path("docs/support.md")) -> None:
+def table(
+    folder: Folder = Path("docs/records"), page: Annotated[Path, typer.Option(help="Page to write.")] = Path("docs/support.md")
+) -> None:
     """Write the support table from the records, and from nothing else.
 
     ```

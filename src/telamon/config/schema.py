@@ -44,6 +44,9 @@ class ModelConfig(Section):
 
     family: str = Field(default="llama", description="Family of the model: a file of `telamon.models`, or one registered by --import.")
     preset: str | None = Field(default=None, description="Model preset whose sizes are the defaults (see `telamon models list`).")
+    published_parameters: int | None = Field(
+        default=None, gt=0, description="Number of parameters published for the preset, which `telamon verify` compares with the model's."
+    )
     vocab_size: Positive = Field(default=4096, description="Rows of the embedding table, in tokens; at least the tokenizer's size.")
     d_model: Positive = Field(default=256, description="Width D of the residual stream, in features.")
     n_layers: Positive = Field(default=6, description="Number of blocks L.")
@@ -52,6 +55,10 @@ class ModelConfig(Section):
     def spec(self) -> Any:
         """The architecture that the sizes stand for, a `telamon.models.spec.ModelSpec`; every family has its own."""
         raise NotImplementedError(f"the model family {self.family!r} does not say what it builds")
+
+    def shrunk(self) -> Self:
+        """The same family at sizes that a laptop runs in seconds, for checks. A family shrinks its own sizes too."""
+        return self.model_copy(update={"vocab_size": 256, "d_model": 32, "n_layers": 2, "published_parameters": None})
 
     def divided(self) -> dict[str, dict[str, int]]:
         """What a mesh axis splits evenly, as axis -> {field: size}. A family adds its heads under `tensor`."""

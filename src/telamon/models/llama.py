@@ -32,6 +32,12 @@ class DenseSizes(ModelConfig):
             )
         return self
 
+    def shrunk(self) -> Self:
+        """See `ModelConfig`; query heads still share key-value heads where they did."""
+        groups = min(self.n_heads // self.n_kv_heads, 2)
+        sizes = {"n_heads": 2 * groups, "n_kv_heads": 2, "head_dim": 8, "d_ff": 64}
+        return super().shrunk().model_copy(update=sizes)
+
     def divided(self) -> dict[str, dict[str, int]]:
         """What a mesh axis splits evenly (see `ModelConfig`)."""
         return super().divided() | {"tensor": {"n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads, "d_ff": self.d_ff}}

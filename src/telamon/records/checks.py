@@ -66,7 +66,7 @@ def check(*, title: str, unit: str, threshold: float, whole_only: bool = False) 
 @check(title="parameter count", unit="share of the published count", threshold=0.005, whole_only=True)
 def parameter_count(subject: Subject) -> float:
     """Difference between the tree's leaf sizes and the published number of parameters."""
-    published = subject.config.model.parameters
+    published = subject.config.model.published_parameters
     assert published is not None, "a preset states its published number of parameters (a test sees to it)"
     return abs(Model(subject.config.model.spec()).parameter_count - published) / published
 
@@ -87,10 +87,9 @@ def resume(subject: Subject) -> float:
     whole, _ = _train(job, job.fresh_state(), range(4))
     half, _ = _train(job, job.fresh_state(), range(2))
     with tempfile.TemporaryDirectory() as folder, jax.set_mesh(job.mesh):
-        store = CheckpointStore(Path(folder) / "checkpoints", asynchronous=False)
-        store.save(2, half, {})
-        restored, _ = store.restore(2, job.abstract_state)
-        store.close()
+        with CheckpointStore(Path(folder) / "checkpoints") as store:
+            store.save(2, half, {})
+        restored, _ = CheckpointStore(Path(folder) / "checkpoints").restore(2, job.abstract_state)
     resumed, _ = _train(job, restored, range(2, 4))
     return float(sum(_differing_bytes(a, b) for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True)))
 
@@ -159,4 +158,3 @@ def make_subject(preset: str, *, tiny: bool) -> Subject:
 def applicable(subject: Subject) -> list[Check]:
     """The checks that can be run on a subject."""
     return [c for c in CHECKS.values() if not (c.whole_only and subject.tiny)]
-

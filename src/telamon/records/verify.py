@@ -30,7 +30,9 @@ def verify(preset: str, *, names: Sequence[str] | None, tiny: bool, folder: Path
     for check in chosen:
         record = run_check(check, subject)
         path = record.write(folder)
-        show(f"{'passed' if record.passed else 'FAILED'}  {check.name}: {record.figure:.3g} (at most {check.threshold:g}; {check.unit})  {path}")
+        show(
+            f"{'passed' if record.passed else 'FAILED'}  {check.name}: {record.figure:.3g} (at most {check.threshold:g}; {check.unit})  {path}"
+        )
         records.append(record)
     failed = [record.check for record in records if not record.passed]
     if failed:
