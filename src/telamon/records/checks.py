@@ -148,7 +148,14 @@ def make_subject(preset: str, *, tiny: bool) -> Subject:
     Raises:
         ConfigError: there is no such preset.
     """
-    short = ("train.batch_size=8", "train.seq_len=32", "train.steps=8", "train.compute_dtype=float32", "optimizer.schedule.kind=constant")
+    short = (
+        "optimizer.learning_rate=0.01",
+        "train.batch_size=8",
+        "train.seq_len=32",
+        "train.steps=8",
+        "train.compute_dtype=float32",
+        "optimizer.schedule.kind=constant",
+    )
     config = load_run(overrides=[f"model.preset={preset}", *short]).config
     if tiny:
         config = config.model_copy(update={"model": config.model.shrunk()})
