@@ -4,12 +4,14 @@ Files have a *key*: their path relative to the folder (or the fixed part of the 
 Keys, never absolute paths, enter hashes, so that a corpus is the same corpus wherever it lies.
 """
 
+import os
 import posixpath
 import re
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from telamon.errors import DataError
@@ -65,9 +67,16 @@ def find_files(path: str, *, suffixes: tuple[str, ...] = ()) -> list[File]:
 
 
 def standard_library() -> list[File]:
-    """Every `.py` file of the running interpreter's standard library, installed packages left out, sorted by key."""
-    root = sysconfig.get_path("stdlib")
-    return [f for f in find_files(root, suffixes=(".py",)) if not {"site-packages", "dist-packages"} & set(f.key.split("/"))]
+    """Every `.py` file of the running interpreter's standard library, sorted by key. Folders of installed packages, often far larger, are not entered."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    fs, root = LocalFileSystem(), Path(sysconfig.get_path("stdlib"))
+    files = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in ("site-packages", "dist-packages")]
+        paths = (Path(folder, name) for name in names if name.endswith(".py"))
+        files.extend(File(fs, str(path), path.relative_to(root).as_posix()) for path in paths)
+    return sorted(files, key=lambda file: file.key)
 
 
 def _counts(key: str, suffixes: tuple[str, ...]) -> bool:
