@@ -106,6 +106,7 @@ def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook
         with trackers, display:
             recorder = Recorder(
                 steps=config.train.steps,
+                first=first,
                 log_every=config.train.log_every,
                 places=lambda step: config.train.batch_size_at(step) * config.train.seq_len,
                 learning_rate=learning_rate_schedule(config),

@@ -31,6 +31,9 @@ class Recorder:
     """Takes each step's metrics as device arrays and reads them when the next step is under way."""
 
     steps: int
+    """Steps of the plan."""
+    first: int
+    """Steps done before this process."""
     log_every: int
     places: Any
     """Rows x row length of a step, as a function of the step (from 0)."""
@@ -51,9 +54,15 @@ class Recorder:
     _pending: tuple[int, Mapping[str, jax.Array]] | None = None
 
     def after_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        """Note the metrics of a step just dispatched (`step` steps are done with it), and read those of the one before."""
+        """Note the metrics of a step just dispatched (`step` steps are done with it), and read those of the one before.
+
+        A step that is logged is waited for: its figures belong to the stretch that ends with it, and one wait in
+        `log_every` steps costs nothing.
+        """
         self.settle()
         self._pending = (step, metrics)
+        if self._logged(step):
+            self.settle()
 
     def settle(self) -> None:
         """Read what is pending.
@@ -75,7 +84,7 @@ class Recorder:
                 )
         self.untrained_steps += values["tokens"] == 0
         self.latest = values
-        if step % self.log_every == 0 or step == self.steps or step == 1:
+        if self._logged(step):
             self._log(step, values)
         else:
             self.display.advance(step)
@@ -101,6 +110,9 @@ class Recorder:
     def elapsed(self) -> float:
         """Wall time of the run, earlier processes included, s."""
         return self.history.seconds + time.time() - self.began
+
+    def _logged(self, step: int) -> bool:
+        return step % self.log_every == 0 or step in (self.first + 1, self.steps)
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         metrics = {"loss": values["loss"]}

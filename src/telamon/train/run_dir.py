@@ -55,9 +55,17 @@ def create_run(config: RunConfig) -> RunDirectory:
     """
     name = config.run.name or f"{config.model.preset or config.model.family}-{_agreed_time()}"
     run = RunDirectory(join(config.run.root, name))
-    if jax.process_index() == 0 and read_text(run.file(CONFIG)) is not None:
-        raise ConfigError(f"{run.path} holds a run already; continue it with resume={run.path}, or choose another run.name")
-    save_config(run, config)
+    problem: ConfigError | None = None
+    try:
+        if jax.process_index() == 0 and read_text(run.file(CONFIG)) is not None:
+            raise ConfigError(f"{run.path} holds a run already; continue it with resume={run.path}, or choose another run.name")
+        save_config(run, config)
+    except ConfigError as error:
+        problem = error
+    if _first_says(problem is not None) and problem is None:
+        problem = ConfigError(f"the first process could not make {run.path}; its message says why")
+    if problem is not None:
+        raise problem
     return run
 
 
@@ -81,7 +89,11 @@ def save_config(run: RunDirectory, config: RunConfig) -> None:
 
 def _agreed_time() -> str:
     """The time as text, the first process's on every process."""
-    now = np.int64(time.time())
-    if jax.process_count() > 1:
-        now = multihost_utils.broadcast_one_to_all(now)
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(int(now)))
+    return time.strftime("%Y%m%d-%H%M%S", time.localtime(_first_says(int(time.time()))))
+
+
+def _first_says(value: int) -> int:
+    """The first process's value, on every process: none may go on alone and wait for the others for ever."""
+    if jax.process_count() == 1:
+        return value
+    return int(multihost_utils.broadcast_one_to_all(np.uint32(value)))
