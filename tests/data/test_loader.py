@@ -64,7 +64,7 @@ def test_stops_inside_a_document_lose_and_repeat_no_token(loader_of):
     )
     loader = loader_of(**config)
     whole = [b["tokens"] for b in loader.batches(0, 50)]
-    assert loader.batch_at(6)["mask"][-1, -1] == 1, "the last document of step 6 goes on in step 7"
+    assert loader.batch_at(6)["mask"][:, -1].any(), "a document of step 6 goes on in a later step"
     assert stopped(lambda: loader_of(**config), stops=(7, 8, 23), steps=50) == np.concatenate(whole).tolist()
 
 

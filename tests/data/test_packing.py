@@ -136,14 +136,25 @@ def check_rows(batch: dict[str, np.ndarray]) -> None:
             assert np.all(np.diff(tokens[at]) == 1)
 
 
+def test_an_epoch_visits_each_of_its_rows_once_and_neighbours_are_seldom_of_one_document():
+    layout = Stream(documents([400] * 20), width=4, order=Order(5))
+    assert sorted(layout._visited(0, 2000)) == list(range(2000))
+    assert sorted(layout._visited(2000, 4000)) == list(range(2000, 4000))
+    documents_of_rows = layout.spans(0, 2000).document
+    assert np.mean(documents_of_rows[1:] == documents_of_rows[:-1]) < 0.1
+    unshuffled = Stream(documents([400] * 20), width=4, order=Order(5, shuffle=False))
+    assert unshuffled._visited(0, 2000).tolist() == list(range(2000))
+
+
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=12), st.integers(2, 9), st.integers(0, 30), st.integers(1, 20))
 def test_rows_of_the_stream_are_the_epochs_end_to_end(sizes: list[int], width: int, begin: int, count: int):
     layout = Stream(documents(sizes), width=width, order=Order(5))
     total = sum(sizes)
-    orders = [layout._epoch(e)[0] for e in range((begin + count) * width // total + 1)]
+    visited = layout._visited(begin, begin + count)
+    orders = [layout._epoch(e)[0] for e in range(int(visited.max() + 1) * width // total + 1)]
     stream = np.concatenate([layout.documents.first[d] + np.arange(sizes[d]) for order in orders for d in order])
     batch = assemble(layout.spans(begin, begin + count), layout.documents, np.arange(total), rows=count, width=width)
-    assert batch["tokens"].ravel().tolist() == stream[begin * width : (begin + count) * width].tolist()
+    assert batch["tokens"].tolist() == [stream[row * width : (row + 1) * width].tolist() for row in visited]
 
 
 def test_rows_without_spans_are_empty():

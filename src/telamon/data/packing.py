@@ -5,13 +5,13 @@ a place is trained when the document goes on after it, in this row or in the nex
 restart with each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from telamon.data.fit import best_fit, first_fit
-from telamon.data.order import Order
+from telamon.data.order import Order, key_of
 
 Batch = dict[str, np.ndarray]
 
@@ -97,9 +97,11 @@ def assemble(spans: Spans, documents: Documents, tokens: np.ndarray, *, rows: in
 
 
 class Stream:
-    """Packing `split`: the epochs' documents end to end in one endless stream; row r holds places r·T to (r+1)·T - 1 of it.
+    """Packing `split`: the epochs' documents end to end in one endless stream, cut into rows of T.
 
     So an epoch's last row goes on with the next epoch's first document, and every token is in exactly one row an epoch.
+    The rows that begin in an epoch are visited in an order of their own: neighbours in the stream are mostly of one
+    document, and a batch of them would be a batch of one voice.
     """
 
     def __init__(self, documents: Documents, *, width: int, order: Order):
@@ -108,6 +110,7 @@ class Stream:
         self._order = order
         self._total = int(documents.length.sum())
         self._epoch = lru_cache(maxsize=4)(self._epoch_borders)
+        self._row_order = lru_cache(maxsize=4)(self._order_of_rows)
 
     def rows(self, epochs: int) -> int:
         """Rows in `epochs` epochs, a short last one included."""
@@ -121,27 +124,49 @@ class Stream:
         return Kept(rows, self._total, 0, split, self._total / (rows * self._width))
 
     def spans(self, begin: int, end: int, *, epochs: int | None = None) -> Spans:
-        """Spans of rows begin .. end-1 of the stream, counted from 0 here; with `epochs`, nothing lies beyond the last one's end."""
-        at, stop = begin * self._width, end * self._width
+        """Spans of the rows visited begin-th to before end-th, counted from 0 here; with `epochs`, nothing lies beyond the last one's end."""
+        first = self._visited(begin, end) * self._width
+        last = first + self._width
         if epochs is not None:
-            stop = min(stop, epochs * self._total)
-        parts = []
-        for epoch in range(at // self._total, -(-stop // self._total)):
-            base = epoch * self._total
-            order, borders = self._epoch(epoch)
-            low, high = max(at - base, 0), min(stop - base, self._total)
-            inside = borders[np.searchsorted(borders, low, "right") : np.searchsorted(borders, high)]
-            row_edges = np.arange(-(-(base + low) // self._width) * self._width - base, high, self._width)
-            edges = np.unique(np.concatenate([[low], inside, row_edges]))
-            which = np.searchsorted(borders, edges, "right") - 1
-            row = (base + edges) // self._width - begin
-            parts.append((row, order[which], edges - borders[which], np.diff(edges, append=high)))
-        return Spans(*(np.concatenate(columns) for columns in zip(*parts, strict=True))) if parts else Spans.none()
+            first, last = np.minimum(first, epochs * self._total), np.minimum(last, epochs * self._total)
+        parts = [self._in_epoch(epoch, first, last) for epoch in range(int(first.min()) // self._total, -(-int(last.max()) // self._total))]
+        if not parts:
+            return Spans.none()
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        by_row = np.argsort(columns[0], kind="stable")
+        return Spans(*(column[by_row] for column in columns))
+
+    def _in_epoch(self, epoch: int, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Row, document, start and length of each span of an epoch in the rows that hold places first .. last-1 of the stream."""
+        order, borders = self._epoch(epoch)
+        low, high = np.maximum(first - epoch * self._total, 0), np.minimum(last - epoch * self._total, self._total)
+        rows = np.flatnonzero(high > low)
+        low, high = low[rows], high[rows]
+        opening = np.searchsorted(borders, low, "right") - 1
+        count = np.searchsorted(borders, high, "left") - opening
+        which = np.repeat(opening - (np.cumsum(count) - count), count) + np.arange(count.sum())
+        begins = np.maximum(borders[which], np.repeat(low, count))
+        ends = np.minimum(borders[which + 1], np.repeat(high, count))
+        return np.repeat(rows, count), order[which], begins - borders[which], ends - begins
+
+    def _visited(self, begin: int, end: int) -> np.ndarray:
+        """Numbers in the stream of the rows visited begin-th to before end-th."""
+        rows = np.arange(begin, end)
+        epoch = rows * self._width // self._total
+        for e in np.unique(epoch):
+            opening, at = self.rows(int(e)), epoch == e
+            rows[at] = opening + self._row_order(int(e))[rows[at] - opening]
+        return rows
 
     def _epoch_borders(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The epoch's documents in order, i64[documents], and where in the epoch each begins, i64[documents + 1]."""
         order = self._order.of(len(self.documents.length), epoch=epoch)
         return order, np.concatenate([[0], np.cumsum(self.documents.length[order])])
+
+    def _order_of_rows(self, epoch: int) -> np.ndarray:
+        """A permutation of the rows that begin in an epoch; not the documents' own, lest the two undo each other."""
+        order = replace(self._order, seed=int(key_of(self._order.seed, 1)[0] >> 1))
+        return order.of(self.rows(epoch + 1) - self.rows(epoch), epoch=epoch)
 
 
 class Bins:
