@@ -13,6 +13,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from telamon.config.schema import AXES, MeshConfig
+from telamon.errors import ConfigError
 
 
 def build_mesh(config: MeshConfig, *, devices: Sequence[Any] | None = None) -> Mesh:
@@ -23,7 +24,7 @@ def build_mesh(config: MeshConfig, *, devices: Sequence[Any] | None = None) -> M
         devices: default all, over all processes.
 
     Raises:
-        ConfigError: the axes do not multiply to the number of devices.
+        ConfigError: the axes do not multiply to the number of devices, or `cross_slice` to the number of slices.
     """
     devices = list(devices if devices is not None else jax.devices())
     within = list(config.filled(len(devices)).sizes().values())
@@ -31,6 +32,12 @@ def build_mesh(config: MeshConfig, *, devices: Sequence[Any] | None = None) -> M
     if math.prod(across) > 1:
         # Slices are told apart by slice_index on TPU; elsewhere a process stands for a slice.
         by_process = getattr(devices[0], "slice_index", None) is None
+        slices = len({device.process_index if by_process else device.slice_index for device in devices})
+        if slices != math.prod(across):
+            raise ConfigError(
+                f"mesh.cross_slice asks for {math.prod(across)} slices, and the {len(devices)} devices are in {slices} "
+                f"({'a process counts as a slice here' if by_process else 'by their slice_index'}); the product of its axes must be {slices}"
+            )
         array = mesh_utils.create_hybrid_device_mesh(within, across, devices, process_is_granule=by_process)
     else:
         array = mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
