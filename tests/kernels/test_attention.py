@@ -58,7 +58,7 @@ def _visible(positions, segments):
 def _value_and_gradients(function: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array, *rest: Any) -> tuple[jax.Array, ...]:
     out, pull = jax.vjp(lambda q, k, v: function(q, k, v, *rest), q, k, v)
     cotangent = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
-    return out, *pull(cotangent)
+    return out, *pull(cotangent.astype(out.dtype))
 
 
 def _reference(q, k, v, mask):
@@ -89,8 +89,19 @@ def test_blocks_equal_the_reference_in_value_and_gradient(T: int):
     q, k, v = _arrays(4, T, T)
     mask = _visible(positions, segments)
     expected = _value_and_gradients(_reference, q, k, v, mask)
-    for name, ours, theirs in zip("ovqk", _value_and_gradients(_blockwise, q, k, v, positions, segments), expected, strict=True):
+    for name, ours, theirs in zip("oqkv", _value_and_gradients(_blockwise, q, k, v, positions, segments), expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=name)
+
+
+def test_bfloat16_gradients_stay_near_float32():
+    """Softmax, normalisers and the sums over blocks are float32."""
+    positions, segments = _layout(300)
+    exact = _arrays(4, 300, 300)
+    small = [x.astype(jnp.bfloat16) for x in exact]
+    results = (_value_and_gradients(_blockwise, *x, positions, segments) for x in (small, exact))
+    for name, ours, theirs in zip("oqkv", *results, strict=True):
+        assert ours.dtype == jnp.bfloat16
+        assert np.linalg.norm(ours.astype(jnp.float32) - theirs) < 2e-2 * np.linalg.norm(theirs), name
 
 
 def test_queries_later_than_the_keys_given_read_a_cache():

@@ -11,7 +11,7 @@ from flax import nnx
 from pydantic import ValidationError
 
 from telamon.layers.attention import AttentionConfig
-from telamon.layers.mlp import GatedMLPConfig
+from telamon.layers.mlp import GatedMLPConfig, gated
 from telamon.layers.parts import Context, register
 from telamon.layers.rope import RopeConfig
 from telamon.models.spec import BlockSpec
@@ -79,6 +79,24 @@ def test_gated_mlp_equals_the_formula(bias: bool):
     out, aux = jax.jit(lambda x: module(x, _context()))(x)
     np.testing.assert_allclose(out[0], reference_numpy.gated_mlp(x[0].astype(np.float64), weights), atol=1e-5)
     assert aux == {}
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_the_gates_own_backward_pass_equals_autodiff(activation: str):
+    """With a cotangent other than 1, for both inputs."""
+    formulas = {
+        "silu": lambda x: x / (1 + jnp.exp(-x)),
+        "gelu_tanh": lambda x: x / 2 * (1 + jnp.tanh((2 / jnp.pi) ** 0.5 * (x + 0.044715 * x**3))),
+    }
+    gate, up, d_out = (jnp.asarray(x, jnp.float32) for x in np.random.default_rng(0).standard_normal((3, 4, 9)))
+
+    def both(function: Any) -> Any:
+        return jax.jit(lambda gate, up: jax.vjp(function, gate, up)[1](2.5 * d_out))(gate, up)
+
+    for ours, theirs in zip(
+        both(lambda gate, up: gated(activation, gate, up)), both(lambda gate, up: formulas[activation](gate) * up), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_maps_into_the_stream_start_smaller_in_deeper_models():
