@@ -92,4 +92,4 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     entries = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     listed = [page for entry in entries for page in entry.values()]
-    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+    assert {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")} <= set(listed)
