@@ -6,7 +6,9 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from telamon.errors import ConfigError
 from telamon.records.checks import Check, Subject
@@ -18,6 +20,8 @@ FOLDER = Path("docs/records")
 @dataclass(frozen=True)
 class Record:
     """What was measured, and where."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)  # for records that are read back
 
     preset: str
     tiny: bool
@@ -80,9 +84,11 @@ def read_records(folder: Path = FOLDER) -> list[Record]:
     records = []
     for path in sorted(folder.glob("*.json")):
         try:
-            record = Record(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{path} is not a record: {error}; remove it, and make it anew with `telamon verify`") from error
+            record = TypeAdapter(Record).validate_json(path.read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = ": ".join([*map(str, first["loc"]), first["msg"]])
+            raise ConfigError(f"{path} is not a record: {problem}; remove it, and make it anew with `telamon verify`") from error
         if path.name != record.file_name:
             raise ConfigError(f"{path} holds the record {record.file_name}; records are not renamed")
         records.append(record)

@@ -11,12 +11,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from telamon import __version__
 from telamon.watch.files import join, write_text
 
 ENVIRONMENT = "environment.json"
 
 PACKAGES = (
-    "telamon",
     "jax",
     "jaxlib",
     "libtpu",
@@ -59,8 +59,8 @@ def describe_environment() -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that figures depend on, of those that are installed."""
-    versions = {}
+    """Versions of Telamon and of the packages that figures depend on, of those that are installed."""
+    versions = {"telamon": __version__}  # of the code that runs, which need not be an installed package
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)
