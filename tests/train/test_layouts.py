@@ -30,7 +30,9 @@ VECTORS = 32 + 2 * (32 + 32)
 def _config(kind: Any, layout: str) -> RunConfig:
     schedule = ScheduleConfig(kind="cosine", warmup_steps=2)
     optimizer = OptimizerConfig(kind=kind, learning_rate=1e-2, schedule=schedule)
-    return tiny.run(optimizer=optimizer, steps=STEPS, z_loss=1e-3).model_copy(update={"mesh": LAYOUTS[layout]})
+    # On the mesh of three axes the step is accumulated too: two microbatches of four rows, one row a device.
+    accumulate = 2 if "tensor" in layout else 1
+    return tiny.run(optimizer=optimizer, steps=STEPS, z_loss=1e-3, accumulate=accumulate).model_copy(update={"mesh": LAYOUTS[layout]})
 
 
 def _state(job: Job) -> TrainState:
