@@ -344,6 +344,11 @@ class RunSection(Section):
 
     root: str = Field(default="runs", description="Folder (or URL) that holds run directories.")
     name: str | None = Field(default=None, description="Name of the run's directory; none: the preset's name and the time.")
+    compile_cache: str | None = Field(
+        default=".cache/telamon/programs",
+        description="Folder (or URL) for compiled programs, which later runs of the same sizes take over; none: no cache. "
+        "JAX_COMPILATION_CACHE_DIR comes first.",
+    )
     imports: tuple[str, ...] = Field(
         default=(), description="Modules with families and blocks of your own, imported first; --import adds to them."
     )

@@ -1,6 +1,8 @@
 """What a run trains and with which programs, made from its config before any data are read."""
 
 import functools
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,7 @@ from telamon.parallel.rules import check_sharded
 from telamon.train.loss import Loss, language_model_loss
 from telamon.train.optimizer import build_optimizer
 from telamon.train.placement import abstract_batch
-from telamon.train.state import TrainState, abstract_state, init_state, shardings_of
+from telamon.train.state import TrainState, abstract_state, fresh_state, shardings_of
 from telamon.train.step import bind_step, eval_step, train_step
 from telamon.watch import phases
 from telamon.watch.throughput import AttentionCost, flops_per_token
@@ -25,14 +27,17 @@ from telamon.watch.throughput import AttentionCost, flops_per_token
 
 @dataclass(frozen=True)
 class Job:
-    """A model on a mesh with its optimizer and loss, and the compiled steps by number of rows."""
+    """A model on a mesh with its optimizer and loss, and its programs, each compiled once, in the background."""
 
     config: RunConfig
     mesh: Mesh
     model: Model
     optimizer: optax.GradientTransformation
     loss: Loss
-    _compiled: dict[tuple[str, int], Any] = field(default_factory=dict)
+    _programs: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
+    # Two at a time: most of a compilation runs on one core, and a third would take it from the data's preparation.
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "compile"))
+    _lock: Any = field(default_factory=threading.Lock)
 
     @functools.cached_property
     def abstract_state(self) -> TrainState:
@@ -40,22 +45,24 @@ class Job:
         return abstract_state(self.model, self.optimizer, self.mesh)
 
     def fresh_state(self) -> TrainState:
-        """The state before the first step."""
-        return init_state(self.model, self.optimizer, mesh=self.mesh, seed=self.config.train.seed)
+        """The state before the first step, each array made where it lives: no device ever holds more than its share."""
+        return self._program("init", 0).result()()
 
     def train_step(self, rows: int) -> Any:
         """The compiled step `(state, batch) -> (state, metrics)` for a batch of `rows`; the state is donated."""
-        return self._program("train", rows)
+        return self._program("train", rows).result()
 
     def eval_step(self, rows: int) -> Any:
         """The compiled evaluation `(weights, batch) -> Measured`."""
-        return self._program("eval", rows)
+        return self._program("eval", rows).result()
 
-    def compile(self, *, first_step: int, evaluate: bool) -> None:
-        """Compile what the run needs first; safe to call from another thread than the loop's."""
-        self.train_step(self.config.train.batch_size_at(first_step))
+    def compile_ahead(self, *, first_step: int, evaluate: bool) -> None:
+        """Start to compile what the run needs, in the order it needs it, and return at once."""
+        self._program("train", self.config.train.batch_size_at(first_step))
+        if first_step == 0:
+            self._program("init", 0)
         if evaluate:
-            self.eval_step(self.eval_rows)
+            self._program("eval", self.eval_rows)
 
     @property
     def eval_rows(self) -> int:
@@ -68,15 +75,25 @@ class Job:
         layers = [AttentionCost(width) for width in self.model.attention_widths if width]
         return flops_per_token(self.model.matmul_parameters, seq_len=self.config.train.seq_len, attention=layers)
 
-    def _program(self, kind: str, rows: int) -> Any:
-        if (kind, rows) not in self._compiled:
-            phases.mark("compile begin")
-            with jax.set_mesh(self.mesh):
-                self._compiled[kind, rows] = self._lower(kind, rows).compile()
-            phases.mark("compile end")
-        return self._compiled[kind, rows]
+    def _program(self, kind: str, rows: int) -> Future[Any]:
+        with self._lock:
+            if (kind, rows) not in self._programs:
+                self._programs[kind, rows] = self._pool.submit(self._compile, kind, rows)
+            return self._programs[kind, rows]
+
+    def _compile(self, kind: str, rows: int) -> Any:
+        phases.mark("compile begin")
+        with jax.set_mesh(self.mesh):
+            lowered = self._lower(kind, rows)
+            # What runs once need not be fast: making random numbers takes LLVM seconds to optimise and no time to run.
+            compiled = lowered.compile(compiler_options={"xla_backend_optimization_level": 1} if kind == "init" else None)
+        phases.mark("compile end")
+        return compiled
 
     def _lower(self, kind: str, rows: int) -> Any:
+        if kind == "init":
+            init = bind_step(fresh_state, model=self.model, optimizer=self.optimizer, seed=self.config.train.seed)
+            return jax.jit(init, out_shardings=shardings_of(self.abstract_state)).lower()
         batch = abstract_batch(rows=rows, seq_len=self.config.train.seq_len, mesh=self.mesh)
         fixed = {"model": self.model, "loss": self.loss}
         if kind == "eval":

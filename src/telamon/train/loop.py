@@ -7,7 +7,6 @@ whole checkpoint when a run is resumed, else fresh from the seed; (6) steps.
 
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 import jax
@@ -28,7 +27,7 @@ from telamon.train.placement import place
 from telamon.train.recorder import History, Recorder
 from telamon.train.run_dir import RunDirectory, create_run, open_run, save_config
 from telamon.train.schedule import learning_rate_schedule
-from telamon.train.start import announce, open_data, starting_state
+from telamon.train.start import announce, keep_programs, open_data, starting_state
 from telamon.train.state import TrainState, weights_hash
 from telamon.train.stop import StopRequest
 from telamon.watch import phases
@@ -71,6 +70,7 @@ def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook
     """
     began = psutil.Process().create_time()
     start_processes()
+    keep_programs(config)
     primary = jax.process_index() == 0
     console = make_console(quiet=not primary)
     job = make_job(config)
@@ -82,11 +82,9 @@ def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook
         announce(console, job, run, resumed=resume is not None, first=first, skipped=store.skipped)
         peak, peak_line = find_peak(jax.local_devices()[0], override_tflops=config.watch.peak_tflops)
         line(console, f"  {peak_line}")
-        with ThreadPoolExecutor(1, "compile") as pool:
-            compiling = pool.submit(job.compile, first_step=first, evaluate=config.data.val_fraction > 0)
-            loader = open_data(config, run, console)
-            gzip = loader.gzip_bits_per_byte()
-            compiling.result()
+        job.compile_ahead(first_step=first, evaluate=config.data.val_fraction > 0)
+        loader = open_data(config, run, console)
+        gzip = loader.gzip_bits_per_byte()
         state, history = starting_state(job, store, loader, first=first)
         if resume:
             save_config(run, config)

@@ -21,6 +21,12 @@ from telamon.watch.files import is_url, write_text
 from telamon.watch.log import banner, facts, human_bytes, line
 
 
+def keep_programs(config: RunConfig) -> None:
+    """Keep compiled programs for later runs, unless the environment has said where already."""
+    if config.run.compile_cache is not None and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", config.run.compile_cache)
+
+
 def announce(console: Console, job: Job, run: RunDirectory, *, resumed: bool, first: int, skipped: Sequence[str]) -> None:
     """Say what is about to run."""
     banner(console, f"run {run.path}")

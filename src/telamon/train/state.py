@@ -27,7 +27,7 @@ class TrainState:
 
 
 def fresh_state(model: Model, optimizer: optax.GradientTransformation, seed: int) -> TrainState:
-    """State before the first step: a pure function of the seed (call under jit, see `init_state`)."""
+    """State before the first step: a pure function of the seed (call under jit, see `Job.fresh_state`)."""
     weights_key, run_key = jax.random.split(jax.random.key(seed))
     weights = model.init(weights_key)
     return TrainState(step=jnp.zeros((), jnp.int32), weights=weights, optimizer=optimizer.init(weights), key=run_key)
@@ -59,13 +59,6 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation, mesh: 
 def shardings_of(abstract: Any) -> Any:
     """The shardings of a tree of abstract arrays."""
     return jax.tree.map(lambda leaf: leaf.sharding, abstract)
-
-
-def init_state(model: Model, optimizer: optax.GradientTransformation, *, mesh: Mesh, seed: int) -> TrainState:
-    """Fresh state, each array made where it lives: no device ever holds more than its share."""
-    where = shardings_of(abstract_state(model, optimizer, mesh))
-    with jax.set_mesh(mesh):
-        return jax.jit(fresh_state, static_argnums=(0, 1, 2), out_shardings=where)(model, optimizer, seed)
 
 
 def _masked(node: Any) -> bool:

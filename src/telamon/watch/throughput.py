@@ -50,7 +50,7 @@ def device_peak(device_kind: str) -> Peak | None:
     return None
 
 
-def measured_cpu_peak(seconds: float = 0.5) -> Peak:
+def measured_cpu_peak(seconds: float = 0.3) -> Peak:
     """Peak of one CPU device: the best rate of XLA's own matrix product, of bf16 and fp32 the faster.
 
     The machine's rate is divided among its JAX devices, which share its cores.
