@@ -22,6 +22,10 @@ class DataError(TelamonError):
     exit_code = 3
 
 
+class OutOfDataError(DataError):
+    """All data were used as often as the config allows; every process of a run finds so at the same step."""
+
+
 class NumericsError(TelamonError):
     """A loss or gradient that is not finite."""
 

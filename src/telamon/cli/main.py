@@ -4,6 +4,8 @@ Every verb imports what it needs inside its function, so that help and refusals 
 """
 
 import sys
+import traceback
+from typing import NoReturn
 
 import typer
 
@@ -50,4 +52,15 @@ def main() -> None:
         from rich.text import Text
 
         Console(stderr=True, soft_wrap=True).print(Text(str(error), style="red"))
-        sys.exit(error.exit_code)
+        _leave(error.exit_code, str(error))
+    except Exception as error:
+        traceback.print_exc()
+        _leave(1, repr(error))
+
+
+def _leave(code: int, message: str) -> NoReturn:
+    """Exit; a process of several tells the others (JAX need not have been imported)."""
+    peers = sys.modules.get("telamon.parallel.peers")
+    if peers is not None and peers.joined():
+        peers.leave(code, message)
+    sys.exit(code)

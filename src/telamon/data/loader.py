@@ -20,7 +20,7 @@ from telamon.data.mixing import mixture
 from telamon.data.order import Order
 from telamon.data.packing import Batch, Spans, Stream, assemble, lay_out
 from telamon.data.tokenizer import Tokenizer
-from telamon.errors import ConfigError, DataError
+from telamon.errors import ConfigError, OutOfDataError
 
 Position = dict[str, Any]
 """Small values that JSON can hold; one for the whole run, the same on every process."""
@@ -93,13 +93,13 @@ class ArithmeticLoader:
     def batch_at(self, step: int) -> Batch:
         """This process's rows of a step, [rows, T] each. The last step before the data are exhausted may end in empty rows.
 
-        Raises DataError when `data.epochs` leave no row for the step.
+        Raises OutOfDataError when `data.epochs` leave no row for the step.
         """
         train = self._cfg.train
         first, size = train.rows_before(step), train.batch_size_at(step)
         available = self.rows_available
         if available is not None and first >= available:
-            raise DataError(
+            raise OutOfDataError(
                 f"out of data at step {step}: data.epochs={self._cfg.data.epochs} gives {available} rows of {train.seq_len} tokens, and the "
                 f"{step} steps before it took {first}; raise data.epochs (null: no limit) or lower train.steps"
             )

@@ -5,6 +5,7 @@ import os
 import jax
 
 from telamon.errors import PeerError
+from telamon.parallel.peers import watch_peers
 
 _CLUSTER_SIGNS = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST", "TPU_WORKER_HOSTNAMES", "CLOUD_TPU_TASK_ID")
 
@@ -40,3 +41,4 @@ def start_processes() -> None:
         ) from error
     except RuntimeError as error:
         raise PeerError(f"could not join the other processes ({explicit or 'detected cluster'}): {error}") from error
+    watch_peers()

@@ -19,7 +19,7 @@ from telamon.config.load import fingerprint
 from telamon.config.schema import RunConfig
 from telamon.data.loader import Batch as HostBatch
 from telamon.data.loader import Loader
-from telamon.errors import Stopped
+from telamon.errors import OutOfDataError, Stopped
 from telamon.parallel.start import start_processes
 from telamon.train.evaluation import evaluate
 from telamon.train.job import Job, make_job
@@ -154,6 +154,11 @@ class Loop:
                 self._between(state, done, ending=stopping or done == last)
                 if stopping:
                     break
+        except OutOfDataError:
+            if done > first:
+                recorder.settle()
+                self._save(state, done)
+            raise
         finally:
             window.close()
         recorder.settle()
@@ -173,8 +178,11 @@ class Loop:
             if evaluate_now and not (ending and done != last):
                 recorder.validated(done, evaluate(self.job, state.weights, self.loader))
         if ending or (every is not None and done % every == 0):
-            with jax.set_mesh(self.job.mesh):
-                self.store.save(done, state, self._meta(done))
+            self._save(state, done)
+
+    def _save(self, state: TrainState, done: int) -> None:
+        with jax.set_mesh(self.job.mesh):
+            self.store.save(done, state, self._meta(done))
 
     def _meta(self, done: int) -> dict:
         history = asdict(History(self.recorder.elapsed, self.recorder.history.seconds_to_beat_gzip))

@@ -1,6 +1,8 @@
 """Small files of a run directory, on a local disk or behind an fsspec URL."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from telamon.errors import ConfigError
@@ -16,13 +18,22 @@ def join(folder: str | os.PathLike[str], *parts: str) -> str:
     return "/".join([os.fspath(folder).rstrip("/"), *parts]) if is_url(folder) else os.path.join(folder, *parts)
 
 
+@contextmanager
+def writing(path: str | os.PathLike[str], advice: str = "choose another run.root or free some space") -> Iterator[None]:
+    """Turn a failure to write `path` into a ConfigError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a whole file so that a reader sees the old text or the new one, never a part.
 
     Raises:
         ConfigError: the file cannot be written; the message names it.
     """
-    try:
+    with writing(path):
         if is_url(path):
             import fsspec
 
@@ -37,8 +48,6 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}; choose another run.root or free some space") from error
 
 
 def read_text(path: str | os.PathLike[str]) -> str | None:

@@ -12,10 +12,12 @@ from typing import IO, Any, Protocol, Self
 
 from telamon.config.schema import WatchConfig
 from telamon.errors import ConfigError
-from telamon.watch.files import is_url, join, read_text, write_text
+from telamon.watch.files import is_url, join, read_text, write_text, writing
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
+
+_NO_EVENTS = "choose another run.root, free some space, or set watch.tensorboard=false"
 
 
 class Tracker(Protocol):
@@ -50,8 +52,10 @@ class Trackers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # What could not be written cannot be written while closing either; the first error is the one to show.
+        with contextlib.suppress(*([] if kind is None else [OSError, ConfigError])):
+            self.close()
 
 
 class JsonlTracker:
@@ -77,8 +81,9 @@ class JsonlTracker:
         """Append one line: the step, then the metrics in the order given."""
         line = _dump({"step": step, **metrics})
         if self._url_lines is None:
-            self._file.write(line)
-            self._file.flush()
+            with writing(self._path):
+                self._file.write(line)
+                self._file.flush()
             return
         # Object stores cannot append: the object is written anew, seldom enough not to be felt.
         self._url_lines.append(line)
@@ -132,9 +137,8 @@ class TensorBoardTracker:
         events: Any = event_pb2  # its names are made at import time, which a type checker cannot see
         summaries: Any = summary_pb2
         self._event, self._summary = events.Event, summaries.Summary
-        self._records = RecordWriter(
-            _open_binary(join(folder, f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"))
-        )
+        self._path = join(folder, f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}")
+        self._records = RecordWriter(_open_binary(self._path))
         self._write(file_version="brain.Event:2")
         # A START tells TensorBoard to drop what earlier files hold from this step on.
         start = events.SessionLog(status=events.SessionLog.START)
@@ -150,8 +154,9 @@ class TensorBoardTracker:
         self._records.close()
 
     def _write(self, **fields: Any) -> None:
-        self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
-        self._records.flush()
+        with writing(self._path, _NO_EVENTS):
+            self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+            self._records.flush()
 
 
 def _open_binary(path: str) -> IO[bytes]:
@@ -159,11 +164,9 @@ def _open_binary(path: str) -> IO[bytes]:
         import fsspec
 
         return fsspec.open(path, "wb").open()  # pyright: ignore[reportAttributeAccessIssue]
-    try:
+    with writing(path, _NO_EVENTS):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         return open(path, "xb")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another run.root, or watch.tensorboard=false") from error
 
 
 class WandbTracker:
