@@ -59,11 +59,13 @@ def test_the_shortest_runs_have_finite_rates(kind: Any, steps: int, warmup: int)
     assert all(0 < rate <= PEAK * (1 + 1e-6) for rate in rates)
 
 
-def test_stopping_early_does_not_bend_the_schedule():
-    """A 500-step plan stopped at step 50 has the plan's rates."""
-    steps = range(0, 50, 7)
-    assert _rates(_run(stop_at=50), *steps) == _rates(_run(), *steps)
-    assert _rates(_run(steps=50), *steps) != _rates(_run(), *steps)
+@pytest.mark.parametrize("kind", ["cosine", "wsd"])
+@pytest.mark.parametrize("stop_at", [50, 400])
+def test_stopping_early_does_not_bend_the_schedule(kind: Any, stop_at: int):
+    """A 500-step plan stopped at step 50, or within its decay, has the plan's rates."""
+    steps = [*range(0, stop_at, 7), stop_at]
+    assert _rates(_run(stop_at=stop_at, kind=kind), *steps) == _rates(_run(kind=kind), *steps)
+    assert _rates(_run(steps=stop_at, kind=kind), *steps) != _rates(_run(kind=kind), *steps)
 
 
 def test_the_log_line_states_first_peak_and_last_rate():
