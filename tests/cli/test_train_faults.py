@@ -1,6 +1,7 @@
 """`telamon train` on input that is wrong and disks that are full: the exit code, one short message that names the file, nothing lost."""
 
 import resource
+import sys
 from contextlib import contextmanager
 
 import pyarrow
@@ -96,6 +97,11 @@ def test_a_run_root_whose_parent_is_a_file_is_refused(telamon, here):
     (here / "file").write_text("")
     refused(telamon("train", *QUICK, "run.root=file/runs"), 2, "file/runs/one/config.yaml", "choose another run.root")
     assert [path.name for path in here.iterdir()] == ["file"]
+
+
+def test_without_the_wandb_package_the_extra_is_named(telamon, here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    refused(telamon("train", *QUICK, "watch.wandb_project=mine"), 2, "watch.wandb_project='mine'", "telamon[wandb]")
 
 
 def test_a_disk_that_fills_in_the_middle_of_a_checkpoint_costs_no_other_and_the_run_goes_on_later(telamon, here, full_disk):

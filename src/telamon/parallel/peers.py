@@ -19,10 +19,8 @@ from telamon.errors import PeerError
 _KEY = "telamon/failed"
 _LOOK = 1.0
 """Seconds between two looks for a failed peer."""
-_OWN_ERROR = 5.0
-"""Seconds in which a process that hears of a failure may still end with an error of its own: most failures strike all."""
-_TOGETHER = 10.0
-"""Seconds a failed process waits for the others to end as well; longer than the sum of the two above."""
+_PATIENCE = 5.0
+"""Seconds between a failure and the end of a process, its own or another's: most failures strike all, each with its own message."""
 _leaving = threading.Event()
 
 
@@ -50,7 +48,7 @@ def leave(code: int, message: str) -> NoReturn:
 
     thread = threading.Thread(target=together, daemon=True)
     thread.start()
-    thread.join(_TOGETHER)
+    thread.join(_patience())
     _end(code)
 
 
@@ -63,10 +61,15 @@ def _watch() -> None:
             if "NOT_FOUND" in str(error):
                 continue
             return  # the run is over, or JAX itself ends this process now
-        if _leaving.wait(_OWN_ERROR):
+        if _leaving.wait(_patience()):
             return
         sys.stderr.write(f"{text}\n")
         _end(PeerError.exit_code)
+
+
+def _patience() -> float:
+    # The others are connected through the first process, and JAX aborts them when it is gone: it goes last.
+    return 2 * _PATIENCE if jax.process_index() == 0 else _PATIENCE
 
 
 def _end(code: int) -> NoReturn:
