@@ -20,6 +20,7 @@ from telamon.config.schema import RunConfig
 from telamon.data.loader import Batch as HostBatch
 from telamon.data.loader import Loader
 from telamon.errors import OutOfDataError, Stopped
+from telamon.parallel.host_memory import keep_freed_memory
 from telamon.parallel.start import start_processes
 from telamon.train.evaluation import evaluate
 from telamon.train.job import Job, make_job
@@ -69,6 +70,7 @@ def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook
         Stopped: SIGTERM came; the run is saved and can be resumed.
     """
     began = psutil.Process().create_time()
+    keep_freed_memory()
     start_processes()
     keep_programs(config)
     primary = jax.process_index() == 0
