@@ -132,6 +132,16 @@ def test_one_process_that_cannot_write_ends_the_other_too(tmp_path, failing):
     assert CheckpointStore(tmp_path / "runs/one/checkpoints", readonly=True).latest_valid() is None
 
 
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_other_with_the_code_of_a_lost_peer(tmp_path):
+    pair = Pair(tmp_path, *TINY, "checkpoint.every=none")
+    wait_for(pair, "batch 3")
+    pair.processes[1].kill()
+    ended = pair.wait(SOON)
+    assert [process.code for process in ended] == [6, -signal.SIGKILL], ended[0].err[-2000:]
+    assert "another process of this run is gone" in ended[0].err and "Traceback" not in ended[0].err
+
+
 def wait_for(pair, mark):
     """Return when the first process has gone through a phase."""
     deadline = time.monotonic() + LIMIT

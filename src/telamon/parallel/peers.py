@@ -7,6 +7,8 @@ minutes in JAX's shutdown for them.
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import jax
@@ -21,12 +23,31 @@ _LOOK = 1.0
 """Seconds between two looks for a failed peer."""
 _PATIENCE = 5.0
 """Seconds between a failure and the end of a process, its own or another's: most failures strike all, each with its own message."""
+_COLLECTIVES = ("Gloo", "NCCL")
+"""Libraries whose name stands in the error of a collective that another process did not end."""
 _leaving = threading.Event()
 
 
 def joined() -> bool:
     """Whether this process belongs to a run of several."""
     return jax.distributed.is_initialized()
+
+
+@contextmanager
+def lost_peers() -> Iterator[None]:
+    """Within a run of several, turn the failure of a collective, which another process left without a word, into a PeerError.
+
+    (Where the first process is the one that is lost, JAX itself aborts the others, with its own message.)
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not joined() or not any(library in str(error) for library in _COLLECTIVES):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise PeerError(
+            f"another process of this run is gone, killed or lost with its machine ({reason}); start all of them again with resume="
+        ) from error
 
 
 def watch_peers() -> None:

@@ -21,6 +21,7 @@ from telamon.data.loader import Batch as HostBatch
 from telamon.data.loader import Loader
 from telamon.errors import OutOfDataError, Stopped
 from telamon.parallel.host_memory import keep_freed_memory
+from telamon.parallel.peers import lost_peers
 from telamon.parallel.start import start_processes
 from telamon.train.evaluation import evaluate
 from telamon.train.job import Job, make_job
@@ -57,6 +58,7 @@ class Finished:
 Hook = Callable[[Finished], None]
 
 
+@lost_peers()
 def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook] = ()) -> Summary:
     """Run a training job to its end.
 
