@@ -133,9 +133,7 @@ def _forward(scale: float, aligned: bool, q, k, v, queries: Places, keys: Places
     outs, norms = [], []
     for span in spans:
         seen_keys = (k[:, :, : span.keys], v[:, :, : span.keys], keys.cut(span.keys))
-        # Each span waits for the one before: side by side, the scores of all would be in memory at once.
-        q_span = jax.lax.optimization_barrier((padded_q, outs[-1:]))[0]
-        blocks = _by_block(q_span, 3, span, size), Places(*(_by_block(x, 1, span, size) for x in padded_queries))
+        blocks = _by_block(padded_q, 3, span, size), Places(*(_by_block(x, 1, span, size) for x in padded_queries))
         out, norm = jax.lax.map(lambda block, seen=seen_keys: _block_forward(scale, *block, *seen), blocks)
         outs.append(out)
         norms.append(norm)
@@ -184,7 +182,6 @@ def _backward(scale: float, aligned: bool, residuals, d_out):
         totals, d_q_span = jax.lax.scan(add, totals, blocks)
         d_k, d_v = d_k.at[:, :, : span.keys].set(totals[0]), d_v.at[:, :, : span.keys].set(totals[1])
         d_q.append(d_q_span)
-        padded[0], _ = jax.lax.optimization_barrier((padded[0], d_q_span))
     return _joined(d_q, 3, T), d_k.astype(k.dtype), d_v.astype(v.dtype), None, None
 
 
