@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import reference_numpy
 
-from telamon.layers.norm import RMSNorm
+from telamon.layers.norm import RMSNorm, rms_norm
 
 
 def _norm(scale: np.ndarray, *, eps: float) -> RMSNorm:
@@ -34,3 +34,32 @@ def test_zeros_stay_zeros_with_finite_gradients():
     value, grad = jax.value_and_grad(lambda x: jnp.sum(norm(x)))(jnp.zeros((2, 8)))
     assert value == 0
     assert np.isfinite(grad).all()
+
+
+def test_the_gradient_is_that_of_the_formula():
+    rng = np.random.default_rng(0)
+    x, scale, weight = rng.standard_normal((2, 3, 8)), rng.standard_normal(8), rng.standard_normal((2, 3, 8))
+
+    def total(x: np.ndarray, scale: np.ndarray) -> float:
+        return float(np.sum(weight * reference_numpy.rms_norm(x, scale, 1e-2)))
+
+    def slope(place: np.ndarray, index: tuple[int, ...]) -> float:
+        """Central difference in float64."""
+        values = []
+        for step in (1e-6, -1e-6):
+            place[index] += step
+            values.append(total(x, scale))
+            place[index] -= step
+        return (values[0] - values[1]) / 2e-6
+
+    gradient = jax.grad(lambda x, scale: jnp.sum(weight * rms_norm(x, scale, 1e-2)), argnums=(0, 1))
+    for found, place in zip(gradient(jnp.asarray(x, jnp.float32), jnp.asarray(scale, jnp.float32)), (x, scale), strict=True):
+        expected = np.array([slope(place, index) for index in np.ndindex(place.shape)]).reshape(place.shape)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_input_is_kept_for_the_gradient():
+    x = jnp.ones((4, 16, 32), jnp.bfloat16)
+    _, pullback = jax.vjp(lambda x: rms_norm(x, jnp.ones(32), 1e-6), x)
+    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pullback))
+    assert kept <= x.nbytes + 4 * 16 * 4 + 32 * 4
