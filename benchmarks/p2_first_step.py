@@ -44,9 +44,8 @@ def run(rounds: int) -> Result:
 
 
 def _telamon(folder: str) -> Program:
-    # A tool that keeps compiled programs keeps them below the user's cache folder: here an empty one, so that cold is cold.
-    arguments = ["tiny", f"run.root={folder}/runs", f"data.cache_dir={folder}/telamon"]
-    return Program("Telamon", [sys.executable, "-m", "telamon", "train", *arguments], r"^step 1/", {"XDG_CACHE_HOME": f"{folder}/cache"})
+    arguments = ["tiny", f"run.root={folder}/runs", f"run.compile_cache={folder}/programs", f"data.cache_dir={folder}/data"]
+    return Program("Telamon", [sys.executable, "-m", "telamon", "train", *arguments], r"^step 1/")
 
 
 def _help() -> float:

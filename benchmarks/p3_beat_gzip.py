@@ -40,10 +40,9 @@ def _set_up() -> float:
 def _train(number: int, rounds: int) -> dict[str, Any]:
     """Summary of a default run without any cache."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["default", f"run.root={folder}/runs", "run.name=p3", f"data.cache_dir={folder}/cache"]
-        program = Program(
-            "telamon train", [sys.executable, "-m", "telamon", "train", *arguments], "^$", {"XDG_CACHE_HOME": f"{folder}/xdg"}
-        )
+        caches = [f"run.compile_cache={folder}/programs", f"data.cache_dir={folder}/data"]
+        arguments = ["default", f"run.root={folder}/runs", "run.name=p3", *caches]
+        program = Program("telamon train", [sys.executable, "-m", "telamon", "train", *arguments], "^$")
         with Running(program) as running:
             running.finish()
         summary = json.loads(Path(f"{folder}/runs/p3/summary.json").read_text())
