@@ -71,7 +71,7 @@ def run_check(check: Check, subject: Subject) -> Record:
         hardware=_hardware(environment),
         git_sha=_git(environment["git"]),
         date=time.strftime("%Y-%m-%d"),
-        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        command=shlex.join(["telamon", *sys.argv[1:]]),
     )
 
 
