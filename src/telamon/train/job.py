@@ -85,8 +85,10 @@ class Job:
         phases.mark("compile begin")
         with jax.set_mesh(self.mesh):
             lowered = self._lower(kind, rows)
-            # What runs once need not be fast: making random numbers takes LLVM seconds to optimise and no time to run.
-            compiled = lowered.compile(compiler_options={"xla_backend_optimization_level": 1} if kind == "init" else None)
+            # On a CPU the work is done by XLA's library of products: what LLVM makes around it runs no faster when it is
+            # optimised for longer (P1's step and the default run's, in turns: 0.98 and 1.00 of the time, and the same bits).
+            on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+            compiled = lowered.compile(compiler_options={"xla_backend_optimization_level": 1} if on_cpu else None)
         phases.mark("compile end")
         return compiled
 
