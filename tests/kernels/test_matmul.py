@@ -38,3 +38,16 @@ def test_products_over_leading_dims():
     assert product(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16), jnp.float32).dtype == jnp.float32
     np.testing.assert_array_equal(jax.jit(transposed)(x), np.swapaxes(x, 2, 3))
     np.testing.assert_array_equal(jax.jit(settled)(x), x)
+
+
+def test_activations_read_by_several_maps_are_kept_once():
+    x, w = jnp.ones((4, 8, 16), jnp.bfloat16), jnp.ones((2, 16, 4, 8))
+
+    def layer(x, w):
+        maps = [matmul(x, w), matmul(x, 2 * w), matmul(x, 3 * w)]
+        return matmul(sum(maps), jnp.swapaxes(w, 0, 2).swapaxes(0, 1), 2), None
+
+    _, pullback = jax.vjp(lambda x: jax.lax.scan(layer, x, w)[0], x)
+    kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pullback) if leaf.dtype == jnp.bfloat16)
+    # Two layers' inputs of the three maps, and of the one after them, which is twice as wide.
+    assert kept == 2 * (x.nbytes + 2 * x.nbytes)

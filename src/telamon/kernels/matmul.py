@@ -6,17 +6,23 @@ float32 and runs at a third of the speed. So the smaller operand is copied into 
 percent of the product. Elsewhere the compiler's own choice stands.
 """
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
 
 
-@jax.custom_vjp
-def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x [M, K] in the compute type times w [K, N] in float32 -> [M, N] in the compute type.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul(x: jax.Array, w: jax.Array, summed: int = 1) -> jax.Array:
+    """x [..., K] in the compute type times w [K, ...] in float32 -> [..., ...] in the compute type; K may be `summed` dims.
 
-    The weight's gradient leaves the product in float32: it is never rounded to the compute type.
+    The weight's gradient leaves the product in float32: it is never rounded to the compute type. Operands come in the shape
+    that they have elsewhere and are flattened in here, so that what the gradient needs is kept once: reshaped outside,
+    the same activations would be kept again for each of the maps that read them, and weights beside themselves.
     """
-    return product(x, w.astype(x.dtype))
+    rows, matrix = _flat(x, w, summed)
+    return product(rows, matrix.astype(x.dtype)).reshape(*x.shape[: x.ndim - summed], *w.shape[summed:])
 
 
 def product(x: jax.Array, y: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
@@ -61,13 +67,21 @@ def _transposed_copy(x: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(jnp.swapaxes(x, -1, -2).reshape(*batch, k, 1, m)).reshape(*batch, k, m)
 
 
-def _forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return matmul(x, w), (x, w)
+def _flat(x: jax.Array, w: jax.Array, summed: int) -> tuple[jax.Array, jax.Array]:
+    """x as [M, K], w as [K, N]."""
+    K = math.prod(w.shape[:summed])
+    return x.reshape(-1, K), w.reshape(K, -1)
 
 
-def _backward(residuals: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _forward(x: jax.Array, w: jax.Array, summed: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return matmul(x, w, summed), (x, w)
+
+
+def _backward(summed: int, residuals: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = residuals
-    return product_t(dy, w.astype(dy.dtype)), weight_gradient(x, dy)
+    rows, matrix = _flat(x, w, summed)
+    dy = dy.reshape(rows.shape[0], matrix.shape[1])
+    return product_t(dy, matrix.astype(dy.dtype)).reshape(x.shape), weight_gradient(rows, dy).reshape(w.shape)
 
 
 matmul.defvjp(_forward, _backward)

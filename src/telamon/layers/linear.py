@@ -11,19 +11,18 @@ from telamon.kernels.matmul import matmul
 
 def dense(x_BTD: jax.Array, w_DF: jax.Array, bias_F: jax.Array | None = None) -> jax.Array:
     """[B, T, D] x [D, F] -> [B, T, F]."""
-    B, T, D = x_BTD.shape
-    y_BTF = matmul(x_BTD.reshape(B * T, D), w_DF).reshape(B, T, w_DF.shape[1])
-    return y_BTF if bias_F is None else y_BTF + bias_F.astype(y_BTF.dtype)
+    return _with_bias(matmul(x_BTD, w_DF), bias_F)
 
 
 def to_heads(x_BTD: jax.Array, w_DNH: jax.Array, bias_NH: jax.Array | None = None) -> jax.Array:
     """[B, T, D] x [D, N, H] -> [B, T, N, H]."""
-    (B, T, _), (D, N, H) = x_BTD.shape, w_DNH.shape
-    y_BTNH = dense(x_BTD, w_DNH.reshape(D, N * H)).reshape(B, T, N, H)
-    return y_BTNH if bias_NH is None else y_BTNH + bias_NH.astype(y_BTNH.dtype)
+    return _with_bias(matmul(x_BTD, w_DNH), bias_NH)
 
 
 def from_heads(x_BTNH: jax.Array, w_NHD: jax.Array, bias_D: jax.Array | None = None) -> jax.Array:
     """[B, T, N, H] x [N, H, D] -> [B, T, D]."""
-    (B, T, N, H), D = x_BTNH.shape, w_NHD.shape[2]
-    return dense(x_BTNH.reshape(B, T, N * H), w_NHD.reshape(N * H, D), bias_D)
+    return _with_bias(matmul(x_BTNH, w_NHD, 2), bias_D)
+
+
+def _with_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    return y if bias is None else y + bias.astype(y.dtype)
