@@ -100,7 +100,7 @@ def _encode(tokenizer: Codec, number: int, prompt: str, max_tokens: int, context
         raise ConfigError(f"prompt {number} is empty, and this model has no token that begins a document; give it some text")
     if context is not None and len(ids) + max_tokens > context:
         room = context - len(ids)
-        way_out = f"ask for at most {room}" if room > 0 else f"shorten it to fewer than {context} tokens"
+        way_out = f"--max-tokens can be at most {room}" if room > 0 else f"shorten it to fewer than {context} tokens"
         raise ConfigError(
             f"prompt {number} has {len(ids)} tokens, and {max_tokens} more do not fit the {context} tokens the model was trained on; {way_out}"
         )
