@@ -101,7 +101,7 @@ def test_a_refusal_in_a_file_names_the_file(tmp_path):
         ("optimizer=3", ["optimizer=3", "section"]),
         ("train.steps.x=3", ["train.steps", "an integer", "a section"]),
         ("train.seq_len=null", ["train.seq_len=none", "an integer"]),
-        ("data.sources=[]", ["data.sources", "at least 1"]),
+        ("data.sources=[]", ["data.sources=[] must hold at least 1 item"]),
         ("data.sources.0.kind=text", ["data.sources.0", "needs a path"]),
         ("model.family=toi", ["model.family='toi'", "'toy'"]),
         ("model.family=[toy]", ["model.family"]),
@@ -124,8 +124,9 @@ def test_sources_that_are_not_there(tmp_path):
     assert "cannot read the config" in refused(source=tmp_path / "absent.yml")
     assert "did you mean" in refused(source="firs") or "there are" in refused(source="firs")
     assert "no config file" in refused(source="some/where")
+    assert "without a config.yaml" in refused(source=tmp_path)
     (tmp_path / "list.yml").write_text("[1]", encoding="utf-8")
-    assert "mapping of sections" in refused(source=tmp_path / "list.yml")
+    assert "got a list" in refused(source=tmp_path / "list.yml")
     (tmp_path / "latin.yml").write_bytes(b"run: {name: \xe9}")
     assert "latin.yml" in refused(source=tmp_path / "latin.yml")
 

@@ -38,5 +38,5 @@ def test_the_rest_may_change_and_equal_values_are_no_change(run):
 
 
 def test_a_run_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"absent/config.yaml: No such file"):
+    with pytest.raises(ConfigError, match=r"resume=.*absent: no run there"):
         load_resumed(str(tmp_path / "absent"))

@@ -122,6 +122,10 @@ def _read_source(source: str) -> tuple[str, Layer]:
     if "://" in source or path.suffix in (".yml", ".yaml") or path.is_file():
         return path.stem, Layer(f"in {source}", yamlio.read(source))
     if path.is_dir():
+        if not (path / "config.yaml").is_file():
+            raise ConfigError(
+                f"{source} is a folder without a config.yaml, so no run; text to train on is named in a run file, in data.sources"
+            )
         return path.name, Layer(f"in {source}/config.yaml", yamlio.read(path / "config.yaml"))
     if path.name != source:
         raise ConfigError(f"there is no config file and no run directory {source}")

@@ -84,6 +84,9 @@ def _line(error: dict[str, Any], model: type[ModelConfig], where: Callable[[str]
     if kind == "literal_error":
         near = get_close_matches(str(value), _allowed(context), 1)
         return f"{setting} must be one of {context['expected']}" + (f"; did you mean '{near[0]}'?" if near else "")
+    if kind == "too_short":
+        least = context["min_length"]
+        return f"{setting} must hold at least {least} item{'s' if least > 1 else ''}"
     if kind in _EXPECTED:
         return f"{setting} must be {_EXPECTED[kind]}, not {_type(value)}"
     return f"{setting}: {error['msg'].replace('Input should', 'it must')}"

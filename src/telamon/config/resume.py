@@ -1,6 +1,7 @@
 """Going on with a run: its saved config, with what may still be changed."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from telamon.config.explain import difference
 from telamon.config.load import Loaded, load_run
@@ -17,6 +18,8 @@ def load_resumed(path: str, overrides: Sequence[str] = (), *, imports: Sequence[
     the message shows both values and where each came from.
     """
     file = f"{path.rstrip('/')}/config.yaml"
+    if "://" not in path and not Path(file).is_file():
+        raise ConfigError(f"resume={path}: no run there (no config.yaml); name a run's folder, such as resume=runs/first")
     saved = load_run(file, imports=imports)
     now = load_run(file, overrides, imports=imports)
     for key, _, _ in difference(saved.config, now.config):

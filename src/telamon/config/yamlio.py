@@ -96,7 +96,8 @@ def read(path: str | Path) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: a config is a mapping of sections, such as `train: {{steps: 100}}`; got {type(value).__name__}")
+        found = "a list" if isinstance(value, tuple) else "a single value"
+        raise ConfigError(f"{path}: a config is a mapping of sections, such as `train: {{steps: 100}}`; got {found}")
     return value
 
 
