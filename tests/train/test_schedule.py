@@ -73,6 +73,11 @@ def test_the_log_line_states_first_peak_and_last_rate():
     assert line == "learning rate 3.92e-05 at step 1, 0.002 (peak) at step 51, 0.0002 at step 500 (cosine)"
 
 
+def test_the_log_line_of_a_run_without_warmup_states_its_peak_once():
+    line = describe_schedule(_run(kind="cosine", final_fraction=0.1, warmup_steps=0))
+    assert line == "learning rate 0.002 (peak) at step 1, 0.0002 at step 500 (cosine)"
+
+
 def test_a_batch_ramp_is_a_function_of_the_global_step():
     """2 -> 4 -> 8 with changes at steps 10 and 20: 4 at step 15, resumed or not."""
     ramp = (RampStage(step=10, batch_size=4), RampStage(step=20, batch_size=8))

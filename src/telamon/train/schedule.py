@@ -44,7 +44,8 @@ def _number(value: Any) -> float:
 def describe_schedule(config: RunConfig) -> str:
     """The rates at the first, the peak and the last step, as one line for the log."""
     rate, warmup, last = learning_rate_schedule(config), config.warmup_steps, config.train.steps - 1
+    first = f"{_number(rate(0)):.3g} at step 1, " if warmup else ""
     return (
-        f"learning rate {_number(rate(0)):.3g} at step 1, {_number(rate(warmup)):.3g} (peak) at step {warmup + 1}, "
+        f"learning rate {first}{_number(rate(warmup)):.3g} (peak) at step {warmup + 1}, "
         f"{_number(rate(last)):.3g} at step {last + 1} ({config.optimizer.schedule.kind})"
     )
