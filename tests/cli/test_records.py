@@ -8,7 +8,7 @@ def test_the_table_is_written_from_the_records(telamon, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert telamon("verify", "qwen3-8b", "--checks", "parameter-count").code == 0
     answer = telamon("records", "table")
-    assert (answer.code, answer.out.strip()) == (0, "docs/support.md: 1 records")
+    assert (answer.code, answer.out.strip()) == (0, "docs/support.md: 1 record")
     page = (tmp_path / "docs/support.md").read_text()
     assert page == render(read_records(tmp_path / "docs/records"))
     assert "[yes (0)](records/qwen3-8b.parameter-count.json)" in page

@@ -30,4 +30,4 @@ def table(
     if not records:
         raise ConfigError(f"no records in {folder}; make some with `telamon verify PRESET`")
     write_text(page, render(records))
-    typer.echo(f"{page}: {len(records)} records")
+    typer.echo(f"{page}: {len(records)} record{'' if len(records) == 1 else 's'}")

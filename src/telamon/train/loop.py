@@ -205,7 +205,8 @@ def _finish(finished: Finished, recorder: Recorder, *, done: int, at_end: Sequen
     last = min(config.train.stop_at or config.train.steps, config.train.steps)
     stopped = done < last
     if not stopped:
-        banner(console, "samples")
+        if config.sample.tokens:
+            banner(console, "samples")
         for hook in at_end:
             hook(finished)
     speed, validation = recorder.meter.overall(), recorder.validation

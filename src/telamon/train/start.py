@@ -60,10 +60,11 @@ def open_data(config: RunConfig, run: RunDirectory, console: Console) -> Arithme
         )
     report = loader.report()
     for source in report["sources"]:
+        held_out = source["held_out_documents"]
         line(
             console,
             f"  data: {source['name']}, {source['files']:,} files, {human_bytes(source['bytes'])}, sha256 {source['sha256'][:16]}, "
-            f"{source['tokens']:,} tokens, {source['held_out_documents']} documents held out, "
+            f"{source['tokens']:,} tokens, {held_out:,} document{'' if held_out == 1 else 's'} held out, "
             f"rows {source['epoch']['fill']:.1%} filled, {source['epoch']['dropped']:,} tokens dropped",
         )
     if jax.process_index() == 0:
