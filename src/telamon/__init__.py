@@ -1,3 +1,3 @@
-"""Telamon: train, evaluate and serve large language models on JAX, from a laptop to a cluster."""
+"""Telamon: train large language models on JAX, and write with them, from a laptop to a cluster."""
 
 __version__ = "0.1.0"

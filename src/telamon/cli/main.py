@@ -31,7 +31,7 @@ app.add_typer(records.app, name="records")
 
 @app.callback()
 def _root() -> None:
-    """Train, evaluate and serve large language models on JAX, from a laptop to a cluster.
+    """Train large language models on JAX, and write with them, from a laptop to a cluster.
 
     A run is a YAML file or a preset, and any value of it can be set on the command line as `key=value`:
 
