@@ -144,6 +144,16 @@ def test_a_resumed_run_goes_on_along_the_plan_and_the_ramp_of_its_batch(tmp_path
     assert all(0.9 * rows.size < tokens[step] <= rows.size for step, rows in enumerate(order, 1))
 
 
+def test_a_finished_run_that_is_resumed_says_so_and_keeps_its_figures(tmp_path, one_device, capsys):
+    last, summary = train(tmp_path, "train.steps=2"), tmp_path / "runs/run/summary.json"
+    figures = summary.read_text()
+    assert "nothing is left" not in capsys.readouterr().out
+    assert train(tmp_path, resumed=True) == last and summary.read_text() == figures
+    assert "resumed after step 2, its last: nothing is left to train" in capsys.readouterr().out
+    train(tmp_path, "train.steps=3", resumed=True)
+    assert '"steps": 3' in summary.read_text() and "nothing is left" not in capsys.readouterr().out
+
+
 def test_a_checkpoint_brings_the_optimizers_state_back(tmp_path):
     """Three steps, a save, one more: as without the save, bit for bit; and unlike a restart from the weights alone."""
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))

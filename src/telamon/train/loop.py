@@ -38,7 +38,7 @@ from telamon.watch.log import banner, human_seconds, line, make_console
 from telamon.watch.profile import ProfileWindow, write_hlo
 from telamon.watch.progress import RunDisplay
 from telamon.watch.report import write_report
-from telamon.watch.summary import Summary, write_summary
+from telamon.watch.summary import Summary, summarised_steps, write_summary
 from telamon.watch.throughput import Throughput, find_peak
 from telamon.watch.trackers import open_trackers
 
@@ -228,7 +228,9 @@ def _finish(finished: Finished, recorder: Recorder, *, done: int, at_end: Sequen
         },
     )
     if jax.process_index() == 0:
-        write_summary(finished.run.path, summary)
+        # A finished run that is resumed trains nothing, and has nothing to say in place of the figures of its training.
+        if done > recorder.first or summarised_steps(finished.run.path) != done:
+            write_summary(finished.run.path, summary)
         report = write_report(finished.run.path)
         banner(console, "done" if not stopped else "stopped")
         _print_summary(console, summary)

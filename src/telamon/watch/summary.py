@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from telamon.watch.files import join, write_text
+from telamon.watch.files import join, read_text, write_text
 
 SUMMARY = "summary.json"
 
@@ -42,3 +42,9 @@ def write_summary(run_dir: str | os.PathLike[str], summary: Summary) -> None:
     figures |= figures.pop("extra")
     plain = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in figures.items()}
     write_text(join(run_dir, SUMMARY), json.dumps(plain, indent=2, allow_nan=False) + "\n")
+
+
+def summarised_steps(run_dir: str | os.PathLike[str]) -> int | None:
+    """Steps of the run that its `summary.json` is about; none: it has no summary."""
+    text = read_text(join(run_dir, SUMMARY))
+    return None if text is None else json.loads(text)["steps"]
