@@ -154,6 +154,16 @@ def test_a_finished_run_that_is_resumed_says_so_and_keeps_its_figures(tmp_path, 
     assert '"steps": 3' in summary.read_text() and "nothing is left" not in capsys.readouterr().out
 
 
+def test_an_interrupted_run_says_how_it_goes_on(tmp_path, one_device, monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.Loop, "steps", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path)
+    assert f"telamon train resume={tmp_path / 'runs' / 'run'}" in capsys.readouterr().out
+
+
 def test_a_checkpoint_brings_the_optimizers_state_back(tmp_path):
     """Three steps, a save, one more: as without the save, bit for bit; and unlike a restart from the weights alone."""
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))

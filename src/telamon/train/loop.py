@@ -120,7 +120,11 @@ def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook
                 began=began,
             )
             loop = Loop(job, loader, store, recorder, run, stop)
-            state, done = loop.steps(state, first=first)
+            try:
+                state, done = loop.steps(state, first=first)
+            except KeyboardInterrupt:
+                line(console, f"interrupted; go on from the newest checkpoint with: telamon train resume={run.path}")
+                raise
         finished = Finished(job, run, state, loader, lambda text: line(console, text))
         return _finish(finished, recorder, done=done, at_end=at_end, console=console)
 
