@@ -1,5 +1,7 @@
 """`telamon data`."""
 
+import re
+
 import pytest
 
 QUICK = ("tiny", "train.seq_len=8", "train.batch_size=2")
@@ -17,6 +19,7 @@ def test_preview_shows_token_target_mask_segment_and_position(telamon):
     assert answer.code == 0, answer.err
     assert all(column in answer.out for column in ("token", "target", "mask", "segment", "position", "synthetic", "fill"))
     assert "step 0, row 0 of 2" in answer.out
+    assert re.search(r"^held-out text: 0 bytes; data hash \w{16}$", answer.out, re.MULTILINE)
 
 
 def test_another_step_and_another_row_are_others(telamon):

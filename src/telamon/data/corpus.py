@@ -48,7 +48,8 @@ class Corpus:
     @property
     def held_out_bytes(self) -> int:
         """Bytes of held-out text, in UTF-8."""
-        return int(sum(part.store.bytes[mask].sum() for part, mask in zip(self.parts, self.held_out, strict=True)))
+        # A synthetic document has -1 bytes, which says that it was never text; 0 would say that it is empty.
+        return int(sum(part.store.bytes[mask].clip(min=0).sum() for part, mask in zip(self.parts, self.held_out, strict=True)))
 
     def held_out_texts(self) -> Iterator[bytes]:
         """The held-out text in UTF-8, one document after the other, in pieces; b"" ends each document."""

@@ -51,7 +51,6 @@ def report_table(report: dict[str, Any]) -> Table:
         table.add_row(name.replace("_", " "), *(_figure(source[name]) for source in sources))
     for name in sources[0]["epoch"]:
         table.add_row(f"{name} in an epoch", *(_figure(source["epoch"][name]) for source in sources))
-    table.caption = f"held-out text: {report['held_out_bytes']:,} bytes; data hash: {report['data_hash']}"
     return table
 
 
