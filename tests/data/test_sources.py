@@ -128,7 +128,7 @@ BAD = {
     "JSON line not UTF-8": ("jsonl", {"a.jsonl": b'{"text": "\xff"}\n'}, r"a.jsonl:1: not UTF-8 at byte 10 of the line"),
     "not an object": ("jsonl", {"a.jsonl": b"[1]\n"}, r"a.jsonl:1: a JSON list; every line must be an object"),
     "missing field": ("jsonl", {"a.jsonl": b'{"body": 1, "id": 2}\n'}, r"a.jsonl:1: no field 'text'; fields there: 'body', 'id'"),
-    "field not text": ("jsonl", {"a.jsonl": b'{"text": 1}\n'}, r"a.jsonl:1: the field 'text' holds a int; it must hold text"),
+    "field not text": ("jsonl", {"a.jsonl": b'{"text": 1}\n'}, r"a.jsonl:1: the field 'text' holds 1; it must hold text"),
     "corrupt Parquet": ("parquet", {"a.parquet": b"PAR1 nonsense PAR1"}, r"a.parquet: not a valid Parquet file"),
     "cut Parquet": ("parquet", {"a.parquet": parquet_bytes(["x" * 100] * 100)[:-20]}, r"a.parquet: not a valid Parquet file"),
     "missing column": (

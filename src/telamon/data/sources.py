@@ -202,7 +202,7 @@ class JsonLines:
             )
         text = record[self._field]
         if not isinstance(text, str):
-            raise DataError(f"{where}: the field {self._field!r} holds a {type(text).__name__}; it must hold text")
+            raise DataError(f"{where}: the field {self._field!r} holds {json.dumps(text)[:40]}; it must hold text")
         return text
 
 
