@@ -95,6 +95,7 @@ def test_a_refusal_in_a_file_names_the_file(tmp_path):
     [
         ("train.steps=true", ["train.steps=true", "an integer"]),
         ("train.steps='5'", ["train.steps='5'", "an integer", "text"]),
+        ("run.name=1", ["run.name=1 must be text, not an integer", """as text it is run.name='"1"'"""]),
         ("train.steps=0", ["train.steps=0", "greater than 0"]),
         ("optimizer.learning_rate=.inf", ["optimizer.learning_rate=inf", "finite"]),
         ("data.packing=spli", ["data.packing='spli'", "'split', 'drop_tail'", "did you mean 'split'?"]),

@@ -88,7 +88,8 @@ def _line(error: dict[str, Any], model: type[ModelConfig], where: Callable[[str]
         least = context["min_length"]
         return f"{setting} must hold at least {least} item{'s' if least > 1 else ''}"
     if kind in _EXPECTED:
-        return f"{setting} must be {_EXPECTED[kind]}, not {_type(value)}"
+        quoted = f"; as text it is {path}='\"{show(value)}\"'" if kind == "string_type" and isinstance(value, int | float) else ""
+        return f"{setting} must be {_EXPECTED[kind]}, not {_type(value)}{quoted}"
     return f"{setting}: {error['msg'].replace('Input should', 'it must')}"
 
 
