@@ -47,7 +47,7 @@ def test_learning_rates_come_from_the_length_of_this_run(telamon, here):
         (["tiny", "train.batch_size=12"], ["batch_size=12", "8 devices", "multiple of 8"]),
         (["tiny", "optimizer.schedule.warmup_steps=9"], ["warmup_steps=9", "steps=5"]),
         (["tinny"], ["tinny", "did you mean 'tiny'?"]),
-        (["resume=runs/absent"], ["runs/absent/config.yaml"]),
+        (["resume=runs/absent"], ["resume=runs/absent: no run there"]),
         (["resume="], ["resume=runs/first"]),
         (["tiny", "resume=runs/first"], ["leave tiny out"]),
         (["tiny", "--import", "no_such_module"], ["no_such_module"]),
