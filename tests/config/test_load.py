@@ -207,3 +207,9 @@ def test_any_override_gives_a_config_or_a_refusal(overrides):
 def test_rows_before_a_step_follow_the_ramp():
     train = load_run(None, ["model.family=toy", "train.batch_size=2", "train.batch_ramp=[{step: 3, batch_size: 4}]"]).config.train
     assert [train.rows_before(step) for step in range(6)] == [0, 2, 4, 6, 10, 14]
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/b", "..", "."])
+def test_a_run_name_that_would_leave_the_root_is_refused(name: str):
+    with pytest.raises(ConfigError, match=r"run\.name"):
+        load_run("tiny", [f"run.name='{name}'"])

@@ -264,6 +264,11 @@ class TrainConfig(Section):
     z_loss: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of the squared log-normaliser of the logits.")
     log_every: Positive = Field(default=10, description="Steps between log lines.")
 
+    @property
+    def last_step(self) -> int:
+        """Steps done when the run ends, whole plan or not."""
+        return self.stop_at or self.steps
+
     def batch_size_at(self, step: int) -> int:
         """Rows of step `step` (from 0)."""
         size = self.batch_size
@@ -343,7 +348,11 @@ class RunSection(Section):
     """Where the run lives."""
 
     root: str = Field(default="runs", description="Folder (or URL) that holds run directories.")
-    name: str | None = Field(default=None, description="Name of the run's directory; none: the preset's name and the time.")
+    name: str | None = Field(
+        default=None,
+        pattern=r"^[\w.+=@ -]*[\w+=@-]$",
+        description="Name of the run's directory, without slashes; none: the preset's name and the time.",
+    )
     compile_cache: str | None = Field(
         default=".cache/telamon/programs",
         description="Folder (or URL) for compiled programs, which later runs of the same sizes take over; none: no cache. "

@@ -19,7 +19,7 @@ from telamon.config.load import fingerprint
 from telamon.config.schema import RunConfig
 from telamon.data.loader import Batch as HostBatch
 from telamon.data.loader import Loader
-from telamon.errors import OutOfDataError, Stopped
+from telamon.errors import ConfigError, DataError, OutOfDataError, Stopped
 from telamon.parallel.host_memory import keep_freed_memory
 from telamon.parallel.peers import lost_peers
 from telamon.parallel.start import start_processes
@@ -27,7 +27,7 @@ from telamon.train.evaluation import evaluate
 from telamon.train.job import Job, make_job
 from telamon.train.placement import place
 from telamon.train.recorder import History, Recorder
-from telamon.train.run_dir import RunDirectory, create_run, open_run, save_config
+from telamon.train.run_dir import RunDirectory, create_run, forget_run, open_run, save_config
 from telamon.train.schedule import learning_rate_schedule
 from telamon.train.start import announce, keep_programs, open_data, starting_state
 from telamon.train.state import TrainState, weights_hash
@@ -87,7 +87,12 @@ def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook
         peak, peak_line = find_peak(jax.local_devices()[0], override_tflops=config.watch.peak_tflops)
         line(console, f"  {peak_line}")
         job.compile_ahead(first_step=first, evaluate=config.data.val_fraction > 0)
-        loader = open_data(config, run, console)
+        try:
+            loader = open_data(config, run, console)
+        except (ConfigError, DataError):
+            if not resume:
+                forget_run(run)
+            raise
         gzip = loader.gzip_bits_per_byte()
         state, history = starting_state(job, store, loader, first=first)
         if resume:
@@ -143,7 +148,7 @@ class Loop:
     def steps(self, state: TrainState, *, first: int) -> tuple[TrainState, int]:
         """Train from step `first` on; returns the state and the steps done, which are all unless the run was stopped."""
         job, train, recorder = self.job, self.job.config.train, self.recorder
-        last = min(train.stop_at or train.steps, train.steps)
+        last = train.last_step
         window = ProfileWindow(job.config.profile, self.run.path)
         batches = self.loader.batches(first, last)
         done = first
@@ -177,7 +182,7 @@ class Loop:
         """Evaluate and save where it is due. A state is saved only after its step's loss was seen to be finite."""
         config, recorder = self.job.config, self.recorder
         every = config.checkpoint.every
-        last = min(config.train.stop_at or config.train.steps, config.train.steps)
+        last = config.train.last_step
         evaluate_now = done == last or (config.eval.every is not None and done % config.eval.every == 0)
         if not (ending or evaluate_now or (every is not None and done % every == 0)):
             return
@@ -206,7 +211,7 @@ def _trace_batch(step: int, batch: HostBatch) -> None:
 def _finish(finished: Finished, recorder: Recorder, *, done: int, at_end: Sequence[Hook], console: Console) -> Summary:
     """Summary, hooks, report; raises Stopped where the run was asked to stop before its end."""
     config = finished.job.config
-    last = min(config.train.stop_at or config.train.steps, config.train.steps)
+    last = config.train.last_step
     stopped = done < last
     if not stopped:
         if config.sample.tokens:

@@ -69,6 +69,12 @@ def create_run(config: RunConfig) -> RunDirectory:
     return run
 
 
+def forget_run(run: RunDirectory) -> None:
+    """Take back a new run whose data were refused, so that the mended command can use its name."""
+    if jax.process_index() == 0 and not is_url(run.path):
+        Path(run.file(CONFIG)).unlink(missing_ok=True)
+
+
 def open_run(path: str) -> RunDirectory:
     """The directory of a run to continue.
 

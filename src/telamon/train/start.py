@@ -32,7 +32,7 @@ def announce(console: Console, job: Job, run: RunDirectory, *, resumed: bool, fi
     banner(console, f"run {run.path}")
     for message in skipped:
         line(console, f"  warning: {message}")
-    if resumed and first >= min(job.config.train.stop_at or job.config.train.steps, job.config.train.steps):
+    if resumed and first >= job.config.train.last_step:
         line(console, f"  resumed after step {first}, its last: nothing is left to train; train.steps or train.stop_at can be set higher")
     elif resumed:
         line(console, f"  resumed after step {first}" if first else "  resumed, but no checkpoint was saved: starting from step 0")
