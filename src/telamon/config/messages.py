@@ -87,6 +87,9 @@ def _line(error: dict[str, Any], model: type[ModelConfig], where: Callable[[str]
     if kind == "too_short":
         least = context["min_length"]
         return f"{setting} must hold at least {least} item{'s' if least > 1 else ''}"
+    if kind == "string_pattern_mismatch":  # a regular expression explains nothing; the description does
+        described = keys.find(model, path)
+        return f"{setting} does not fit" + (f": {described.field.description}" if described else "")
     if kind in _EXPECTED:
         quoted = f"; as text it is {path}='\"{show(value)}\"'" if kind == "string_type" and isinstance(value, int | float) else ""
         return f"{setting} must be {_EXPECTED[kind]}, not {_type(value)}{quoted}"
