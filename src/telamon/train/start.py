@@ -11,7 +11,6 @@ from telamon.checkpoint.store import CheckpointStore
 from telamon.config.schema import RunConfig
 from telamon.data.loader import ArithmeticLoader, Loader, open_loader
 from telamon.data.tokenizer import TextTokenizer
-from telamon.errors import ConfigError
 from telamon.train.job import Job
 from telamon.train.recorder import History
 from telamon.train.run_dir import TOKENIZER, RunDirectory
@@ -53,13 +52,8 @@ def describe_job(job: Job) -> dict[str, str]:
 
 
 def open_data(config: RunConfig, run: RunDirectory, console: Console) -> ArithmeticLoader:
-    """Open the data, save what they are in the run, and check that the model's vocabulary holds them."""
+    """Open the data, and save what they are in the run."""
     loader = open_loader(config, process_index=jax.process_index(), process_count=jax.process_count())
-    size, rows = loader.tokenizer.vocab_size, config.model.vocab_size
-    if size > rows:
-        raise ConfigError(
-            f"model.vocab_size={rows} is smaller than the tokenizer's vocabulary of {size}; set model.vocab_size={size} or more"
-        )
     report = loader.report()
     for source in report["sources"]:
         held_out = source["held_out_documents"]
