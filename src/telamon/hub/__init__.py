@@ -1,0 +1,1 @@
+"""Models from elsewhere and to elsewhere: Hugging Face folders and repositories, GGUF files."""
