@@ -1,0 +1,122 @@
+"""What a model answers: logits in every kind of batch, loss, gradients, and a greedy decode with its cache."""
+# pyright: reportMissingImports=false
+
+from typing import Any
+
+import numpy as np
+import torch
+from fixture_variants import Variant
+
+Arrays = dict[str, np.ndarray]
+
+ROWS, LENGTH = 2, 24
+DOCUMENTS = (9, 3, 12)
+PADS = 5
+LONG = 8
+PROMPT, NEW_TOKENS = 8, 16
+ENTRIES = 8
+MARGIN = 5e-3
+"""By which the best token of a decode step leads: far above what the order of a sum may change."""
+
+
+def logits(model: Any, ids: torch.Tensor, *, mask: torch.Tensor | None = None, positions: torch.Tensor | None = None) -> torch.Tensor:
+    """Logits [B, T, V]; a mask of ones is passed unless another is given, so that no packing is read out of the positions."""
+    mask = torch.ones_like(ids) if mask is None else mask
+    return model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+
+
+def token_rows(model: Any, variant: Variant) -> Arrays:
+    """Random token ids for every part; both plain rows hold the id that pads the padded one."""
+    vocab = model.get_input_embeddings().num_embeddings
+    ids = torch.randint(0, vocab, (ROWS, LENGTH))
+    ids[:, 3] = 0
+    return {
+        "ids": _numpy(ids),
+        "packed_ids": _numpy(torch.randint(0, vocab, (sum(DOCUMENTS),))),
+        "packed_lengths": np.array(DOCUMENTS),
+        "long_ids": _numpy(torch.randint(0, vocab, (LONG,))),
+        "long_offsets": np.array(variant.offsets),
+        "jump_positions": np.array(variant.jumps),
+    }
+
+
+@torch.no_grad()
+def forward_outputs(model: Any, rows: Arrays) -> Arrays:
+    """Logits at every position of the plain, packed, left-padded, long and jumping rows."""
+    tensor = {name: torch.from_numpy(rows[name]) for name in ("ids", "packed_ids", "long_ids", "long_offsets", "jump_positions")}
+    padded = torch.cat([torch.zeros(PADS, dtype=torch.long), tensor["ids"][1]])[None]
+    mask = (torch.arange(padded.shape[1]) >= PADS).long()[None]
+    positions = (torch.arange(padded.shape[1]) - PADS).clamp(min=0)[None]
+    documents = tensor["packed_ids"].split(list(DOCUMENTS))
+    long_ids = tensor["long_ids"][None]
+    found = {
+        "logits": _numpy(logits(model, tensor["ids"])),
+        "packed_logits": np.concatenate([_numpy(logits(model, document[None])[0]) for document in documents]),
+        "padded_ids": _numpy(padded[0]),
+        "padded_mask": _numpy(mask[0]),
+        "padded_positions": _numpy(positions[0]),
+        "padded_logits": _numpy(logits(model, padded, mask=mask, positions=positions)[0, PADS:]),
+        "long_logits": np.stack(
+            [_numpy(logits(model, long_ids, positions=offset + torch.arange(LONG)[None])[0]) for offset in tensor["long_offsets"]]
+        ),
+        "jump_logits": _numpy(logits(model, long_ids, positions=tensor["jump_positions"][None])[0]),
+    }
+    assert all(np.isfinite(array).all() for array in found.values())
+    return found
+
+
+def gradients(model: Any, ids: np.ndarray, names: dict[str, str]) -> Arrays:
+    """Mean next-token loss of the rows; of its gradient by each parameter, under its name in the file, the norm and some entries.
+
+    The entries lie among the larger half, for a gradient may vanish elsewhere: on the embeddings of absent tokens, say.
+    """
+    tokens = torch.from_numpy(ids)
+    model.zero_grad()
+    out = logits(model, tokens)
+    loss = torch.nn.functional.cross_entropy(out[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    found = {names[name]: p.grad.flatten() for name, p in model.named_parameters() if p.grad is not None}
+    index = {name: _some_large(grad) for name, grad in found.items()}
+    return {
+        "loss": _numpy(loss),
+        "grad_names": np.array(list(found)),
+        "grad_norms": np.array([grad.double().norm().item() for grad in found.values()]),
+        "grad_index": np.stack([_numpy(i) for i in index.values()]),
+        "grad_values": np.stack([_numpy(grad[index[name]]) for name, grad in found.items()]),
+    }
+
+
+def _some_large(grad: torch.Tensor) -> torch.Tensor:
+    large = grad.abs().argsort(descending=True)[: max(ENTRIES, len(grad) // 2)]
+    return large[torch.randperm(len(large))[:ENTRIES]].sort().values
+
+
+@torch.no_grad()
+def decode(model: Any) -> Arrays:
+    """A greedy decode through the model's own cache, from the first prompt whose every step has a clear winner."""
+    vocab = model.get_input_embeddings().num_embeddings
+    for _ in range(100):
+        prompt = torch.randint(0, vocab, (1, PROMPT))
+        done = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        steps, ids = torch.cat(done.logits), done.sequences[0]
+        first, second = steps.topk(2).values.T
+        if (first - second).min() > MARGIN and len(ids[PROMPT:].unique()) > 2:
+            break
+    else:
+        raise AssertionError("no prompt decodes with a clear winner at every step and to more than two tokens")
+    again = logits(model, ids[None])[0, PROMPT - 1 : -1]
+    assert (steps - again).abs().max() < 3e-5, "transformers' decode with cache differs from its forward without"
+    return {"prompt_ids": _numpy(prompt[0]), "decode_ids": _numpy(ids[PROMPT:]), "decode_logits": _numpy(steps)}
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().numpy()

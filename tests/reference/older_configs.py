@@ -1,0 +1,47 @@
+"""config.json as transformers before version 5 wrote it, which is what most checkpoints on the Hub have."""
+
+from collections.abc import Callable
+from typing import Any
+
+Config = dict[str, Any]
+
+
+def older(*, scaling_key: str = "rope_type", **extra: Any) -> Callable[[Config], Config]:
+    """`torch_dtype` for `dtype`, `rope_theta` and `rope_scaling` for `rope_parameters`, no `layer_types`; `extra` overrides."""
+
+    def spell(config: Config) -> Config:
+        kept = _common(config)
+        parameters = dict(config["rope_parameters"])
+        return _sorted({**kept, "rope_theta": parameters.pop("rope_theta"), "rope_scaling": _scaling(parameters, scaling_key), **extra})
+
+    return spell
+
+
+def older_gemma3(config: Config) -> Config:
+    """Gemma 3: flat rope attributes of which `rope_scaling` concerns global layers only, and the pattern as one number."""
+    by_type = {name: dict(parameters) for name, parameters in config["rope_parameters"].items()}
+    kept = _common({key: value for key, value in config.items() if key != "_sliding_window_pattern"})
+    return _sorted(
+        {
+            **kept,
+            "rope_theta": by_type["full_attention"].pop("rope_theta"),
+            "rope_local_base_freq": by_type["sliding_attention"]["rope_theta"],
+            "rope_scaling": _scaling(by_type["full_attention"], "rope_type"),
+            "sliding_window_pattern": config["_sliding_window_pattern"],
+            "cache_implementation": "hybrid",
+        }
+    )
+
+
+def _common(config: Config) -> Config:
+    renamed = {"torch_dtype": config["dtype"], "transformers_version": "4.50.0"}
+    return {key: value for key, value in config.items() if key not in {"dtype", "rope_parameters", "layer_types"}} | renamed
+
+
+def _scaling(parameters: Config, key: str) -> Config | None:
+    kind = parameters.pop("rope_type")
+    return None if kind == "default" else {**parameters, key: kind}
+
+
+def _sorted(config: Config) -> Config:
+    return dict(sorted(config.items()))
