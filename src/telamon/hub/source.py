@@ -28,14 +28,25 @@ class TensorInfo:
 class TensorSource(Protocol):
     """A model of another format. A context manager: leaving it closes its files."""
 
-    origin: str
-    """Where the model came from, for messages and the record of an import: a folder, `org/name@revision`, a file."""
-    config: dict[str, Any]
-    """Attributes as in Hugging Face's config.json, `model_type` among them."""
-    tensors: Mapping[str, TensorInfo]
-    """Every tensor of the source, under its Hugging Face name."""
-    assets: Mapping[str, Path]
-    """Files carried along unread, by name: tokenizer.json, tokenizer_config.json, generation_config.json, chat_template.jinja, ..."""
+    @property
+    def origin(self) -> str:
+        """Where the model came from, for messages and the record of an import: a folder, `organisation/name@commit`, a file."""
+        ...
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Attributes as in Hugging Face's config.json, `model_type` among them."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor of the source, under its Hugging Face name."""
+        ...
+
+    @property
+    def assets(self) -> Mapping[str, Path]:
+        """Files carried along unread, by name: tokenizer.json, tokenizer_config.json, generation_config.json, chat_template.jinja, ..."""
+        ...
 
     def read(self, name: str) -> "np.ndarray":
         """The tensor `name`, as `tensors[name]` describes it. Raises DataError where the file no longer holds it."""
