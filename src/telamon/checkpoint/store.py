@@ -37,7 +37,7 @@ from telamon.checkpoint.manifest import ArrayInfo, Manifest
 from telamon.errors import CheckpointError
 from telamon.watch import phases
 
-_STATE = "state"
+STATE = "state"
 _STEP = re.compile(r"step_(\d{8,})")
 _PENDING = re.compile(r"(step_\d{8,})\.pending")
 _log = logging.getLogger(__name__)
@@ -117,22 +117,35 @@ class CheckpointStore:
         leaves = trees.named_leaves(state)
         arrays = {name: trees.describe(leaf) for name, leaf in leaves.items()}
         json.dumps(meta)  # a meta that is no JSON must fail here, not in the background
+        stored = trees.nest({name: trees.to_stored(leaf) for name, leaf in leaves.items() if leaf.size})
+        self.start(step, stored, meta, arrays)
+        if not self._asynchronous:
+            self.wait()
+
+    def start(self, step: int, stored: Any, meta: dict[str, Any], arrays: dict[str, ArrayInfo], *, patience: float | None = None) -> None:
+        """Begin to write; :meth:`wait` returns once it is committed. What `save` and :mod:`telamon.checkpoint.streamed` share.
+
+        Args:
+            stored: what Orbax writes: nested dicts of arrays, or an object that writes itself.
+            arrays: what the manifest says of it.
+            patience: seconds after which a write that is not done counts as hung; Orbax's own 20 minutes by default.
+
+        Raises:
+            CheckpointError: as `save` does.
+        """
         try:
             if self._primary:
                 self._make_way(step)
                 phases.mark("checkpoint begin")
-            stored = trees.nest({name: trees.to_stored(leaf) for name, leaf in leaves.items() if leaf.size})
-            with _context():
-                response = ocp.save_async(self.path(step), stored, checkpointable_name=_STATE)
+            with _context(patience):
+                response = ocp.save_checkpointables_async(self.path(step), {STATE: stored})
         except CheckpointError:
             raise
         except Exception as error:
             self._discard(step)
-            raise self._write_error(step, error) from error
+            raise self.write_error(step, error) from error
         self._writer = threading.Thread(target=self._finish, args=(step, response, meta, arrays), name=f"checkpoint-{step}")
         self._writer.start()
-        if not self._asynchronous:
-            self.wait()
 
     def wait(self) -> None:
         """Return when no save is being written any more. Raises CheckpointError if the last one failed."""
@@ -180,11 +193,12 @@ class CheckpointStore:
             if self._primary:
                 self._prune()
         except Exception as error:  # whatever it is, it must reach the loop and not die with this thread
-            self._error = self._write_error(step, error)
+            self._error = self.write_error(step, error)
             self._error.__cause__ = error
             self._discard(step)
 
-    def _write_error(self, step: int, error: Exception) -> CheckpointError:
+    def write_error(self, step: int, error: Exception) -> CheckpointError:
+        """What the user is told of a write that failed."""
         return CheckpointError(
             f"the checkpoint of step {step} could not be written: {_file_and_reason(error, self.path(step))}; "
             "checkpoints saved before are intact. Free space or choose another run.root, then resume"
@@ -253,7 +267,7 @@ class CheckpointStore:
 
     def meta(self, step: int) -> dict[str, Any]:
         """The `meta` that was saved with `step`. Raises CheckpointError as `restore` does."""
-        return self._manifest(step).meta
+        return self.contents(step).meta
 
     def restore(self, step: int, abstract_state: Any, *, target: str = "the model of this run") -> tuple[Any, dict[str, Any]]:
         """Read the checkpoint of `step` straight into the shapes, types and shardings of `abstract_state`.
@@ -269,14 +283,14 @@ class CheckpointStore:
             CheckpointError: there is no such checkpoint, it is damaged, or its tree, shapes or types are not those
                 of `abstract_state`; the message names the parameter and both sides.
         """
-        contents = self._manifest(step)
+        contents = self.contents(step)
         state = self._load(contents, abstract_state, "", target)
         self._own.add(step)
         return state, contents.meta
 
     def restore_subtree(self, step: int, name: str, abstract: Any, *, target: str = "the model of this run") -> Any:
         """Read one branch of a checkpoint, such as "params", as :meth:`restore` does the whole."""
-        return self._load(self._manifest(step), abstract, f"{name}.", target)
+        return self._load(self.contents(step), abstract, f"{name}.", target)
 
     def _load(self, contents: Manifest, abstract: Any, prefix: str, target: str) -> Any:
         folder = self.path(contents.step)
@@ -286,14 +300,15 @@ class CheckpointStore:
         placed = {name: trees.to_abstract(leaf, saved[name]) for name, leaf in wanted.items()}
         try:
             with _context():
-                loaded = ocp.load(folder, trees.nest({n: leaf for n, leaf in placed.items() if leaf.size}), checkpointable_name=_STATE)
+                loaded = ocp.load(folder, trees.nest({n: leaf for n, leaf in placed.items() if leaf.size}), checkpointable_name=STATE)
         except Exception as error:
             raise CheckpointError(f"the checkpoint {folder} cannot be read: {_file_and_reason(error, folder)}") from error
         found = {name: trees.lookup(loaded, name) if leaf.size else trees.empty(leaf) for name, leaf in placed.items()}
         arrays = [trees.from_stored(array, saved[name]) for name, array in found.items()]
         return jax.tree.unflatten(jax.tree.structure(abstract), arrays)
 
-    def _manifest(self, step: int) -> Manifest:
+    def contents(self, step: int) -> Manifest:
+        """The manifest of the checkpoint of `step`, once every byte of it was checked. Raises CheckpointError as `restore` does."""
         self.wait()
         folder = self.path(step)
         if not folder.exists():
@@ -334,9 +349,11 @@ def _as_path(directory: str) -> epath.Path:
         raise CheckpointError(f"checkpoints cannot be written to {directory}: Orbax takes local folders, gs:// and s3://") from error
 
 
-def _context() -> ocp.Context:
+def _context(patience: float | None = None) -> ocp.Context:
     """How Orbax reads and writes."""
     context = ocp.Context()
+    if patience is not None:
+        context.async_options.timeout_secs = int(patience)
     # Weights hardly compress (7 %), and trying takes nine tenths of the time of a save.
     context.array.saving.use_compression = False
     # A background thread that fails to make a folder leaves the writers waiting for it for 20 minutes.
@@ -357,8 +374,10 @@ def _file_and_reason(error: BaseException, folder: epath.Path) -> str:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return "_SignalingThread.run() raised" not in str(record.msg)
+    return not any(known in str(record.msg) for known in _NO_NEWS)
 
 
-# Of a write that fails, each of Orbax's threads logs a traceback. The error reaches the user once, through `save` or `wait`.
+# Of a write that fails, each of Orbax's threads logs a traceback; the error reaches the user once, through `save` or `wait`.
+# The other tells that a streamed checkpoint keeps no second record of the chunks' shapes.
+_NO_NEWS = ("_SignalingThread.run() raised", "ArrayMetadata persistence is disabled")
 logging.getLogger("absl").addFilter(_is_news)

@@ -14,6 +14,8 @@ from telamon.checkpoint.manifest import ArrayInfo
 from telamon.errors import CheckpointError
 
 _SHOWN = 3
+_EXACT = {("bfloat16", "float32"), ("float16", "float32")}
+"""(saved, wanted) types where each value of the one is one of the other: Orbax widens as it reads. Narrowing is refused."""
 
 
 def named_leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -88,7 +90,7 @@ def check_fits(saved: dict[str, ArrayInfo], wanted: dict[str, Any], *, checkpoin
             faults.append(f"{name}: in {target}, not in the checkpoint")
         elif saved[name].shape != tuple(leaf.shape):
             faults.append(f"{name}: shape {saved[name].shape} in the checkpoint, {tuple(leaf.shape)} in {target}")
-        elif saved[name].dtype != str(leaf.dtype):
+        elif saved[name].dtype != str(leaf.dtype) and (saved[name].dtype, str(leaf.dtype)) not in _EXACT:
             faults.append(f"{name}: {saved[name].dtype} in the checkpoint, {leaf.dtype} in {target}")
     if faults:
         more = [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []

@@ -1,0 +1,241 @@
+"""A checkpoint of weights written and read part by part, for models that do not fit into memory.
+
+    with StreamedWriter(run / "checkpoints", step=0, abstract=shapes, meta={}) as writer:
+        writer.write("embedding", None, table)
+        writer.write("stacks.0.blocks.0.mixer.query", 7, query_of_the_eighth_repeat)
+
+The result is a checkpoint like any other: `CheckpointStore.restore_subtree(0, "weights", ...)` reads it, on any mesh, and
+so does Orbax. It is committed as others are, once everything has been written, and until then is provably unfinished.
+
+Orbax does the saving; only the arrays' values do not come from its own handlers. It asks a leaf handler to write the
+leaves and waits for it in the background; ours waits in turn for the writer to be closed.
+"""
+
+import asyncio
+import os
+import sys
+from collections import deque
+from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Self
+
+import jax
+import numpy as np
+from etils import epath
+from orbax.checkpoint import v1 as ocp
+
+from telamon.checkpoint import chunks, layouts, trees
+from telamon.checkpoint.manifest import ArrayInfo
+from telamon.checkpoint.store import STATE, CheckpointStore
+from telamon.errors import CheckpointError
+
+PREFIX = "weights."
+_PATIENCE = 30 * 24 * 3600.0
+_SHOWN = 3
+
+
+class StreamedWriter:
+    """Writes the checkpoint of `step` in one process, at the memory of a few chunks; a context manager that commits it.
+
+    Args:
+        directory: the folder of checkpoints of a run, as of `CheckpointStore`.
+        step: the step's number.
+        abstract: {dotted path: anything with the whole shape, with the layer axis if it is stacked, and the type on disk}.
+        meta: what `CheckpointStore.meta` gives back.
+
+    Raises:
+        CheckpointError: the folder cannot be used, a whole checkpoint of that step is in the way, writing fails, or (at
+            the end) something was not written; the message says what. Nothing is left of it then.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, step: int, abstract: Mapping[str, Any], meta: dict[str, Any]):
+        assert jax.process_count() == 1, "only one process can stream"
+        self._step, self._meta = step, meta
+        largest = max(_slice_bytes(path, leaf) for path, leaf in abstract.items())
+        self._chunk = chunks.target_bytes(largest)
+        self._leaves = {path: _Leaf(path, leaf, self._chunk) for path, leaf in abstract.items()}
+        self._missing: dict[str, set[int | None]] = {path: leaf.indices() for path, leaf in self._leaves.items()}
+        self._store = CheckpointStore(directory, keep=sys.maxsize)
+        self._closed: Future[None] = Future()
+        self._in_flight: deque[Any] = deque()
+
+    def __enter__(self) -> Self:
+        arrays = {PREFIX + path: ArrayInfo(leaf.shape, leaf.dtype.name) for path, leaf in self._leaves.items()}
+        tree = trees.nest({PREFIX + path: leaf for path, leaf in self._leaves.items()})
+        self._store.start(self._step, _StreamedTree(tree, self._closed), self._meta, arrays, patience=_PATIENCE)
+        return self
+
+    def write(self, path: str, index: int | None, array: np.ndarray) -> None:
+        """Write a layer's slice of a stacked weight, or with `index` None a whole weight, in any memory order.
+
+        `array` may be changed once this returns.
+        """
+        leaf = self._leaves[path]
+        assert index in self._missing[path], f"{path}, layer {index}: written twice, or not a part of the weight"
+        assert array.shape == leaf.part and array.dtype == leaf.dtype, (path, array.shape, array.dtype, leaf.part, leaf.dtype)
+        target = leaf.array if index is None else leaf.array[index]
+        try:
+            for rows in leaf.row_blocks():
+                self._wait_for_room()
+                written = target[rows].write(chunks.contiguous(array[rows]))
+                written.copy.result()
+                self._in_flight.append(written)
+        except Exception as error:
+            raise self._store.write_error(self._step, error) from error
+        self._missing[path].remove(index)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: object) -> None:
+        """Commit; or on an exception, or with something missing, remove what was written."""
+        if error is None:
+            error = self._what_is_wrong()
+        if error is None:
+            self._closed.set_result(None)
+            self._store.wait()
+            return
+        self._in_flight.clear()
+        self._closed.set_exception(_AbandonedError())
+        try:
+            self._store.wait()
+        except CheckpointError as abandoned:
+            if not isinstance(abandoned.__cause__, _AbandonedError):
+                raise abandoned from error
+        if kind is None:
+            raise error
+
+    def _wait_for_room(self) -> None:
+        """At most two chunks are being written at a time."""
+        while len(self._in_flight) > 1:
+            self._in_flight.popleft().result()
+
+    def _what_is_wrong(self) -> CheckpointError | None:
+        try:
+            while self._in_flight:
+                self._in_flight.popleft().result()
+        except Exception as error:
+            return self._store.write_error(self._step, error)
+        missing = [path if None in parts else f"{path} (layers {_ranges(parts)})" for path, parts in self._missing.items() if parts]
+        if not missing:
+            return None
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        return CheckpointError(f"the checkpoint of step {self._step} was not written: it lacks {', '.join(missing[:_SHOWN])}{more}")
+
+
+class StreamedReader:
+    """Reads weights of the checkpoint of `step` one slice at a time. Every byte is checked first, as for any restore.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is damaged.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], step: int):
+        contents = CheckpointStore(directory, readonly=True).contents(step)
+        self.meta: dict[str, Any] = contents.meta
+        """What the checkpoint was saved with."""
+        self.arrays: dict[str, ArrayInfo] = {
+            name.removeprefix(PREFIX): info for name, info in contents.arrays.items() if name.startswith(PREFIX)
+        }
+        """Shape, with the layer axis if it is stacked, and type of each weight by its dotted path."""
+        self._folder = CheckpointStore(directory, readonly=True).path(step) / STATE
+        self._context = chunks.new_context()
+
+    def read(self, path: str, index: int | None) -> np.ndarray:
+        """A layer's slice of a stacked weight, or with `index` None the whole weight; its type is that on disk."""
+        try:
+            stored = chunks.open_to_read(self._folder, PREFIX + path, self._context)
+            return (stored if index is None else stored[index]).read().result()
+        except Exception as error:
+            raise CheckpointError(f"{path} cannot be read from {self._folder}: {error}") from error
+
+
+class _AbandonedError(Exception):
+    """The writer's block ended with an exception."""
+
+
+class _Leaf:
+    """A weight to be written: what Orbax sees in place of an array. `array` is open once the save has begun."""
+
+    array: Any
+
+    def __init__(self, path: str, abstract: Any, chunk_bytes: int):
+        self.shape, self.dtype = tuple(abstract.shape), np.dtype(abstract.dtype)
+        self.layers = self.shape[0] if layouts.is_stacked(path) else None
+        self.part = self.shape if self.layers is None else self.shape[1:]
+        self._chunk = chunks.chunk_shape(self.part, self.dtype.itemsize, chunk_bytes)
+
+    def indices(self) -> set[int | None]:
+        """Layers to be written, or None for a weight that is written whole."""
+        return {None} if self.layers is None else set(range(self.layers))
+
+    def row_blocks(self) -> list[Any]:
+        """Index expressions of the chunks of a part."""
+        if not self.part:
+            return [...]
+        return [slice(row, min(row + self._chunk[0], self.part[0])) for row in range(0, self.part[0], self._chunk[0])]
+
+    def open(self, folder: epath.Path, name: str, context: Any) -> None:
+        """Create the array in a checkpoint's folder."""
+        chunk = self._chunk if self.layers is None else (1, *self._chunk)
+        self.array = chunks.create(folder, name, self.shape, self.dtype, chunk, context)
+
+
+class _StreamedTree:
+    """What Orbax saves: a tree of `_Leaf`s, which is whole once `closed` has a result."""
+
+    def __init__(self, tree: dict[str, Any], closed: Future[None]):
+        self._tree, self._closed = tree, closed
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        registry: Any = _Registry(self._closed)
+        return await ocp.handlers.PyTreeHandler(leaf_handler_registry=registry).save(directory, self._tree)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        raise NotImplementedError("read it as the tree of arrays that it is on disk")
+
+
+class _LeafHandler:
+    """Opens the arrays, then waits for the writer."""
+
+    def __init__(self, closed: Future[None]):
+        self._closed = closed
+
+    async def serialize(self, params: Sequence[Any], serialization_context: Any) -> Awaitable[None]:
+        folder = await serialization_context.parent_dir.await_creation()
+        context = chunks.new_context()
+        for param in params:
+            param.value.open(folder, param.name, context)
+        return self._wait()
+
+    async def _wait(self) -> None:
+        await asyncio.wrap_future(self._closed)
+
+
+class _Registry:
+    """As much of Orbax's table of leaf handlers as saving asks for. On disk the leaves are NumPy arrays: they have no sharding."""
+
+    def __init__(self, closed: Future[None]):
+        self._closed = closed
+
+    def get_all(self) -> list[tuple[type, type, Any]]:
+        return [(_Leaf, _Leaf, self._make)]
+
+    def is_handleable(self, leaf_type: type) -> bool:
+        return leaf_type is _Leaf
+
+    def is_abstract_handleable(self, abstract_type: type) -> bool:
+        return False
+
+    def get_secondary_typestrs(self, handler_type: Any) -> list[str]:
+        return ["np.ndarray"]
+
+    def _make(self, context: Any) -> _LeafHandler:
+        return _LeafHandler(self._closed)
+
+
+def _slice_bytes(path: str, leaf: Any) -> int:
+    shape = leaf.shape[1:] if layouts.is_stacked(path) else leaf.shape
+    return int(np.prod(shape)) * np.dtype(leaf.dtype).itemsize
+
+
+def _ranges(numbers: set[Any]) -> str:
+    shown = sorted(numbers)
+    return ", ".join(map(str, shown[:_SHOWN])) + (", ..." if len(shown) > _SHOWN else "")
