@@ -75,7 +75,7 @@ def gradients(model: Any, ids: np.ndarray, names: dict[str, str]) -> Arrays:
     out = logits(model, tokens)
     loss = torch.nn.functional.cross_entropy(out[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    found = {names[name]: p.grad.flatten() for name, p in model.named_parameters() if p.grad is not None}
+    found = {names[name]: p.grad.flatten() for name, p in model.named_parameters() if name in names}
     index = {name: _some_large(grad) for name, grad in found.items()}
     return {
         "loss": _numpy(loss),

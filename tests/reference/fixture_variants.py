@@ -6,10 +6,10 @@ again with one of them undone has to move some logit.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from older_configs import older
+from older_configs import older, older_gemma3
 
 Options = dict[str, Any]
 
@@ -62,8 +62,12 @@ class Variant:
     plain_rope_on_sliding_layers: bool = False
     offsets: tuple[int, ...] = (0, 7, 100, 4095)
     jumps: tuple[int, ...] = (0, 1, 7, 100, 101, 1000, 4094, 4095)
-    renamed: dict[str, str] = field(default_factory=dict)
-    """Prefixes of names in memory, and what the file has for them."""
+    branch_gain: float = 1.0
+    """Of what blocks add to the stream. Where large embeddings would drown it, a greedy decode would repeat one token."""
+    text_prefix: str = ""
+    """Of the names in memory of what takes part in text."""
+    file_prefix: str = ""
+    """What the file has instead."""
 
 
 def _llama(
@@ -111,4 +115,255 @@ LLAMA = [
     ),
 ]
 
-VARIANTS = {variant.name: variant for variant in LLAMA}
+MISTRAL = [
+    Variant(
+        "mistral", "no window, said with null", "MistralConfig", {**DENSE, **rope(1e6), "sliding_window": None}, (PLAIN_EPS, rope(1e4))
+    ),
+    Variant(
+        "mistral-window",
+        "window of 4 on all layers",
+        "MistralConfig",
+        {**DENSE, **rope(1e4), "sliding_window": 4},
+        ({"sliding_window": None}, {"sliding_window": 5}),
+    ),
+    Variant("mistral-head-dim", "heads wider than D/N", "MistralConfig", {**DENSE, **rope(1e6), "sliding_window": None, "head_dim": 16}),
+    Variant("mistral-older", "older spelling, no head_dim", "MistralConfig", {}, weights_of="mistral", spelling=older(omit=("head_dim",))),
+]
+
+QWEN2_WINDOW: Options = {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+QWEN2 = [
+    Variant("qwen2", "biases on queries, keys, values; untied", "Qwen2Config", {**DENSE, **rope(1e6)}, (PLAIN_EPS, rope(1e4))),
+    Variant("qwen2-tied", "tied head", "Qwen2Config", {**DENSE, **rope(1e6), "tie_word_embeddings": True}),
+    Variant(
+        "qwen2-window",
+        "window of 4 on the last two of three layers",
+        "Qwen2Config",
+        {**DENSE, **rope(1e6), **QWEN2_WINDOW},
+        ({"use_sliding_window": False}, {"max_window_layers": 0}, {"max_window_layers": 2}, {"sliding_window": 5}),
+    ),
+    Variant(
+        "qwen2-older",
+        "older spelling, with a window that is switched off",
+        "Qwen2Config",
+        {},
+        weights_of="qwen2",
+        spelling=older(use_sliding_window=False, sliding_window=4, max_window_layers=1),
+    ),
+]
+
+QWEN3_DENSE: Options = {**DENSE, "head_dim": 16}
+QWEN3 = [
+    Variant(
+        "qwen3", "norms on queries and keys, N H is not D, untied", "Qwen3Config", {**QWEN3_DENSE, **rope(1e6)}, (PLAIN_EPS, rope(1e4))
+    ),
+    Variant("qwen3-tied", "tied head", "Qwen3Config", {**QWEN3_DENSE, **rope(1e6), "tie_word_embeddings": True}),
+    Variant("qwen3-theta", "theta of the 2507 models", "Qwen3Config", {**QWEN3_DENSE, **rope(5e6)}, (rope(1e6),)),
+    Variant("qwen3-biases", "biases on all linears of attention", "Qwen3Config", {**QWEN3_DENSE, **rope(1e6), "attention_bias": True}),
+    Variant(
+        "qwen3-window",
+        "window of 4 on the last two of three layers",
+        "Qwen3Config",
+        {**QWEN3_DENSE, **rope(1e6), **QWEN2_WINDOW, "head_dim": 8},
+        ({"use_sliding_window": False}, {"max_window_layers": 0}, {"max_window_layers": 2}, {"sliding_window": 5}),
+    ),
+]
+
+GEMMA_DENSE: Options = {**DENSE, "head_dim": 16, "num_key_value_heads": 1}
+GEMMA2_DENSE: Options = {
+    **DENSE,
+    **rope(3e4),
+    "num_hidden_layers": 3,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 3,
+    "sliding_window": 4,
+    "attn_logit_softcapping": 0.5,
+    "final_logit_softcapping": 3.0,
+}
+GEMMA = [
+    Variant(
+        "gemma",
+        "one kv head, tanh-GELU",
+        "GemmaConfig",
+        {**GEMMA_DENSE, **rope(3e4)},
+        (PLAIN_EPS, rope(1e4), {"hidden_act": "silu"}),
+        branch_gain=5.0,
+    ),
+    Variant(
+        "gemma-older",
+        "older spelling, the tied head left to the family's default",
+        "GemmaConfig",
+        {},
+        weights_of="gemma",
+        spelling=older(omit=("tie_word_embeddings",), hidden_activation="gelu_pytorch_tanh"),
+    ),
+    Variant(
+        "gemma2",
+        "caps on scores and logits, scale from the config, windows on layers 0 and 2, four norms a layer",
+        "Gemma2Config",
+        GEMMA2_DENSE,
+        (
+            PLAIN_EPS,
+            rope(1e4),
+            {"attn_logit_softcapping": None},
+            {"final_logit_softcapping": None},
+            {"query_pre_attn_scalar": 8},
+            {"sliding_window": 5},
+            {"sliding_window": 64},
+        ),
+    ),
+    Variant(
+        "gemma2-mha",
+        "without caps, as many kv heads as query heads",
+        "Gemma2Config",
+        {**GEMMA2_DENSE, "num_key_value_heads": 4, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+]
+
+
+def gemma3_rope(local: float = 1e4, **scaling: Any) -> Options:
+    return {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6, **scaling},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        }
+    }
+
+
+GEMMA3_DENSE: Options = {
+    **DENSE,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 40,
+    "num_hidden_layers": 7,
+    "query_pre_attn_scalar": 40,
+    "sliding_window": 4,
+    **gemma3_rope(rope_type="linear", factor=8.0),
+}
+GEMMA3_VISION: Options = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 28,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+GEMMA3_CONDITIONAL: Options = {
+    "text_config": {**GEMMA3_DENSE, "num_hidden_layers": 6, "model_type": "gemma3_text"},
+    "vision_config": {**GEMMA3_VISION, "model_type": "siglip_vision_model"},
+    "mm_tokens_per_image": 4,
+}
+GEMMA3 = [
+    Variant(
+        "gemma3",
+        "one whole pattern S S S S S G and a remainder, norms on queries and keys, two thetas, linear scaling on the global layer",
+        "Gemma3TextConfig",
+        GEMMA3_DENSE,
+        (
+            PLAIN_EPS,
+            gemma3_rope(),
+            gemma3_rope(local=1e6, rope_type="linear", factor=8.0),
+            {"query_pre_attn_scalar": 16},
+            {"sliding_window": 5},
+            {"sliding_window": 64},
+        ),
+    ),
+    Variant(
+        "gemma3-short",
+        "five layers S S G S S, no scaling",
+        "Gemma3TextConfig",
+        {**GEMMA3_DENSE, **gemma3_rope(), "num_hidden_layers": 5, "sliding_window_pattern": 3},
+        ({"sliding_window_pattern": 2},),
+    ),
+    Variant(
+        "gemma3-older", "older spelling: flat rope, pattern as a number", "Gemma3TextConfig", {}, weights_of="gemma3", spelling=older_gemma3
+    ),
+    Variant(
+        "gemma3-conditional",
+        "the text tower inside a model with vision, names as most files have them",
+        "Gemma3Config",
+        GEMMA3_CONDITIONAL,
+        text_prefix="model.language_model.",
+        file_prefix="language_model.model.",
+    ),
+    Variant(
+        "gemma3-conditional-renamed",
+        "the same weights under the names that transformers has in memory",
+        "Gemma3Config",
+        GEMMA3_CONDITIONAL,
+        weights_of="gemma3-conditional",
+        text_prefix="model.language_model.",
+        file_prefix="model.language_model.",
+    ),
+]
+
+OLMO3_DENSE: Options = {**DENSE, "num_hidden_layers": 5, "intermediate_size": 40, "sliding_window": 4}
+OLMO3_YARN: Options = {
+    **OLMO3_DENSE,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    **_scaled(YARN, attention_factor=1.2079441541679836, beta_fast=32.0, beta_slow=1.0),
+}
+OLMO = [
+    Variant(
+        "olmo2",
+        "norms behind the sublayers and over all heads",
+        "Olmo2Config",
+        {**DENSE, **rope(5e5), "num_key_value_heads": 4},
+        (PLAIN_EPS, rope(1e4)),
+    ),
+    Variant("olmo2-gqa", "grouped queries, an odd number of layers", "Olmo2Config", {**DENSE, **rope(5e5), "num_hidden_layers": 3}),
+    Variant(
+        "olmo3",
+        "layers S S S G S, nothing scaled",
+        "Olmo3Config",
+        {**OLMO3_DENSE, **rope(5e5)},
+        (rope(1e4), {"sliding_window": 5}, {"sliding_window": 64}),
+    ),
+    Variant(
+        "olmo3-yarn",
+        "YaRN on every layer, as transformers 5.12.1 has it",
+        "Olmo3Config",
+        OLMO3_YARN,
+        (rope(5e5), _scaled(YARN, attention_factor=1.0)),
+    ),
+    Variant(
+        "olmo3-yarn-trained",
+        "YaRN on full-attention layers only, as the model was trained",
+        "Olmo3Config",
+        OLMO3_YARN,
+        (rope(5e5), _scaled(YARN, attention_factor=1.0)),
+        weights_of="olmo3-yarn",
+        plain_rope_on_sliding_layers=True,
+    ),
+]
+
+GPT2 = [
+    Variant(
+        "gpt2",
+        "learned positions, LayerNorm, biases, fused queries, keys and values, ungated MLP: the nearest to GPT-3's block that has a class",
+        "GPT2Config",
+        {
+            "vocab_size": 96,
+            "n_positions": 128,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_inner": 48,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-2,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+        ({"layer_norm_epsilon": 1e-6}, {"activation_function": "silu"}),
+        branch_gain=2.0,
+        offsets=(0, 7, 100, 119),
+        jumps=(0, 1, 7, 20, 21, 60, 100, 127),
+    ),
+]
+
+VARIANTS = {variant.name: variant for variant in LLAMA + MISTRAL + QWEN2 + QWEN3 + GEMMA + GEMMA3 + OLMO + GPT2}

@@ -9,12 +9,15 @@ Without names all fixtures are made. A fixture in which some mistake could go un
 """
 # pyright: reportMissingImports=false
 
+import copy
 import json
 import platform
+import re
 import shutil
 import sys
 import tempfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ import transformers
 from fixture_controls import SEEN, difference, moves_without, rounding, smallest_swap
 from fixture_outputs import Arrays, decode, forward_outputs, gradients, token_rows
 from fixture_variants import VARIANTS, Variant
+from safetensors.torch import save_file
 
 GAIN = 0.7
 """Of every matrix, against keeping the variance: sharper attention would let rounding of far rotary angles be seen."""
@@ -63,6 +67,7 @@ def _summary(controls: dict[str, Any]) -> str:
 def make(variant: Variant, folder: Path) -> dict[str, Any]:
     """Write one fixture into an empty folder; gives its meta.json."""
     meta = {"name": variant.name, "exercises": variant.exercises, "versions": VERSIONS, "jump_mask": "by row index"}
+    meta |= {"rope_on_sliding_layers": "plain"} if variant.plain_rope_on_sliding_layers else {}
     meta |= _respelt(variant, folder) if variant.spelling else _computed(variant, folder)
     (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
     return meta
@@ -72,7 +77,7 @@ def _computed(variant: Variant, folder: Path) -> dict[str, Any]:
     seed = zlib.crc32((variant.weights_of or variant.name).encode()) % 2**31
     torch.manual_seed(seed)
     model = build(variant)
-    randomize(model, getattr(torch, variant.dtype))
+    randomize(model, variant)
     names = _file_names(model, variant)
     rows = token_rows(model, variant)
     right = forward_outputs(model, rows)
@@ -81,16 +86,24 @@ def _computed(variant: Variant, folder: Path) -> dict[str, Any]:
     save(model, variant, folder)
     _check_reload(variant, folder, rows, right)
 
-    def without(change: dict[str, Any]) -> Any:
-        other = build(variant, change)
+    def without(change: dict[str, Any], **otherwise: Any) -> Any:
+        other = build(replace(variant, **otherwise), change)
         other.load_state_dict(model.state_dict())
         return other
 
     controls = {"swap": smallest_swap(model, rows, names), "without": moves_without(without, rows, right, variant.without)}
+    same_as = {}
     if variant.plain_rope_on_sliding_layers:
-        move = difference(forward_outputs(without({}), rows)["logits"], right["logits"])
-        assert move > SEEN
-    return {"seed": seed, "weights_dtype": variant.dtype, "same_as": {}, "controls": {**controls, "rounding": rounding(model, rows, right)}}
+        scaled = forward_outputs(without({}, plain_rope_on_sliding_layers=False), rows)
+        assert difference(scaled["logits"], right["logits"]) > SEEN
+        same_as = {"model.safetensors": variant.weights_of}
+        (folder / "model.safetensors").unlink()
+    return {
+        "seed": seed,
+        "weights_dtype": variant.dtype,
+        "same_as": same_as,
+        "controls": {**controls, "rounding": rounding(model, rows, right)},
+    }
 
 
 def _respelt(variant: Variant, folder: Path) -> dict[str, Any]:
@@ -118,25 +131,48 @@ def prepare(model: Any, variant: Variant) -> Any:
     """Ready to answer: no dropout, no end of generation, and the rope of the variant."""
     model.eval()
     assert model.config._attn_implementation == "eager"
+    if variant.plain_rope_on_sliding_layers:
+        _unscale_sliding_layers(model.model)
     return model
 
 
+def _unscale_sliding_layers(decoder: Any) -> None:
+    """Hand the sliding layers the rope of the same theta without scaling."""
+    config = copy.deepcopy(decoder.config)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": config.rope_parameters["rope_theta"]}
+    decoder.plain_rotary_emb = type(decoder.rotary_emb)(config)
+
+    def unscale(layer: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        return args, {**kwargs, "position_embeddings": decoder.plain_rotary_emb(args[0], kwargs["position_ids"])}
+
+    for layer, kind in zip(decoder.layers, config.layer_types, strict=True):
+        if kind == "sliding_attention":
+            layer.register_forward_pre_hook(unscale, with_kwargs=True)
+
+
 @torch.no_grad()
-def randomize(model: Any, dtype: torch.dtype) -> None:
-    """Noise on every parameter; norm scales and biases keep it around what they were initialised to."""
-    for parameter in model.parameters():
-        noise = torch.randn_like(parameter)
-        value = parameter + 0.4 * noise if parameter.ndim == 1 else GAIN * noise * parameter.shape[-1] ** -0.5
-        parameter.copy_(value.to(dtype))
+def randomize(model: Any, variant: Variant) -> None:
+    """Noise on every parameter; norm scales and biases keep it around what they were initialised to.
+
+    Scales of query norms lie half a unit lower, which blunts the attention as `GAIN` does where there are none.
+    """
+    for name, parameter in model.named_parameters():
+        spread = _spread(name, parameter, variant)
+        value = spread * torch.randn_like(parameter) + (parameter if parameter.ndim == 1 else 0) - (0.5 if "q_norm" in name else 0)
+        parameter.copy_(value.to(getattr(torch, variant.dtype)))
+
+
+def _spread(name: str, parameter: Any, variant: Variant) -> float:
+    if parameter.ndim == 1:
+        return 0.15 if name.endswith("bias") else 0.4
+    branch = re.search("o_proj|down_proj|c_proj", name) is not None
+    return GAIN * (variant.branch_gain if branch else 1) * parameter.shape[-1] ** -0.5
 
 
 def _file_names(model: Any, variant: Variant) -> dict[str, str]:
     """Names in the file by names in memory, of what takes part in text."""
-    names = {}
-    for name, _ in model.named_parameters():
-        prefix = next((p for p in variant.renamed if name.startswith(p)), "")
-        names[name] = variant.renamed.get(prefix, "") + name.removeprefix(prefix)
-    return names
+    text = [name for name, _ in model.named_parameters() if name.startswith(variant.text_prefix)]
+    return {name: variant.file_prefix + name.removeprefix(variant.text_prefix) for name in text}
 
 
 def save(model: Any, variant: Variant, folder: Path) -> None:
@@ -148,6 +184,8 @@ def save(model: Any, variant: Variant, folder: Path) -> None:
     limit = total if variant.shards == 1 else int(total / (variant.shards - 0.5))
     model.save_pretrained(folder, state_dict=stored, max_shard_size=limit)
     assert len(list(folder.glob("*.safetensors"))) == variant.shards
+    if variant.text_prefix and variant.text_prefix == variant.file_prefix:
+        save_file({name: stored[name] for name, _ in model.named_parameters()}, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _check_reload(variant: Variant, folder: Path, rows: Arrays, right: Arrays) -> None:

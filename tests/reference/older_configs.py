@@ -6,11 +6,11 @@ from typing import Any
 Config = dict[str, Any]
 
 
-def older(*, scaling_key: str = "rope_type", **extra: Any) -> Callable[[Config], Config]:
-    """`torch_dtype` for `dtype`, `rope_theta` and `rope_scaling` for `rope_parameters`, no `layer_types`; `extra` overrides."""
+def older(*, scaling_key: str = "rope_type", omit: tuple[str, ...] = (), **extra: Any) -> Callable[[Config], Config]:
+    """`torch_dtype` for `dtype`, `rope_theta` and `rope_scaling` for `rope_parameters`, no `layer_types` nor what `omit` names; `extra` overrides."""
 
     def spell(config: Config) -> Config:
-        kept = _common(config)
+        kept = _common({key: value for key, value in config.items() if key not in omit})
         parameters = dict(config["rope_parameters"])
         return _sorted({**kept, "rope_theta": parameters.pop("rope_theta"), "rope_scaling": _scaling(parameters, scaling_key), **extra})
 
@@ -20,7 +20,7 @@ def older(*, scaling_key: str = "rope_type", **extra: Any) -> Callable[[Config],
 def older_gemma3(config: Config) -> Config:
     """Gemma 3: flat rope attributes of which `rope_scaling` concerns global layers only, and the pattern as one number."""
     by_type = {name: dict(parameters) for name, parameters in config["rope_parameters"].items()}
-    kept = _common({key: value for key, value in config.items() if key != "_sliding_window_pattern"})
+    kept = _common({key: value for key, value in config.items() if key not in {"_sliding_window_pattern", "tie_word_embeddings"}})
     return _sorted(
         {
             **kept,
