@@ -10,7 +10,8 @@ import numpy as np
 
 from telamon.config.schema import OptimizerConfig, RunConfig, TrainConfig
 from telamon.models.decoder import Decoder, Numerics
-from telamon.models.llama import DenseSizes, LlamaConfig
+from telamon.models.dense import DenseSizes
+from telamon.models.llama import LlamaConfig
 from telamon.models.qwen3 import Qwen3Config
 from telamon.models.weights import Model, WeightInfo, Weights
 

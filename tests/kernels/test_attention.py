@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reference_numpy
 
-from telamon.kernels.attention import Places, attention, reference_attention, visible
+from telamon.kernels.attention import Places, Scores, attention, reference_attention, visible
 
 N, K, H = 4, 2, 8
 SCALE = H**-0.5
@@ -45,7 +45,7 @@ def _blockwise(q, k, v, positions, segments):
         v,
         queries=Places(positions, segments),
         keys=Places(positions, segments),
-        scale=SCALE,
+        scores=Scores(SCALE),
         aligned=True,
     )
 
@@ -62,7 +62,7 @@ def _value_and_gradients(function: Callable[..., jax.Array], q: jax.Array, k: ja
 
 
 def _reference(q, k, v, mask):
-    return reference_attention(q, k, v, mask, scale=SCALE)
+    return reference_attention(q, k, v, mask, scores=Scores(SCALE))
 
 
 def test_the_reference_equals_loops_in_float64():
@@ -113,7 +113,7 @@ def test_queries_later_than_the_keys_given_read_a_cache():
     k_positions = np.broadcast_to(np.maximum(np.arange(S) - 5, 0), (2, S))
     k_segments = np.broadcast_to(((np.arange(S) >= 5) & (np.arange(S) < written + T)).astype(np.int32), (2, S))
     queries, keys = Places(jnp.asarray(q_positions), jnp.asarray(q_segments)), Places(jnp.asarray(k_positions), jnp.asarray(k_segments))
-    out = jax.jit(lambda q, k, v: attention(q, k, v, queries=queries, keys=keys, scale=SCALE, aligned=False))(q, k, v)
+    out = jax.jit(lambda q, k, v: attention(q, k, v, queries=queries, keys=keys, scores=Scores(SCALE), aligned=False))(q, k, v)
     np.testing.assert_allclose(out, _reference(q, k, v, visible(queries, keys)), atol=2e-6)
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from telamon.layers.attention import AttentionConfig
 from telamon.layers.mlp import GatedMLPConfig, gated
+from telamon.layers.norm import NormConfig
 from telamon.layers.parts import Context, register
 from telamon.layers.rope import RopeConfig
 from telamon.models.spec import BlockSpec
@@ -51,7 +52,7 @@ def _context() -> Context:
         {"n_kv_heads": 1},
         {"n_kv_heads": 4},
         {"qkv_bias": True},
-        {"qkv_bias": True, "out_bias": True, "qk_norm": True, "norm_eps": 1e-2},
+        {"qkv_bias": True, "out_bias": True, "qk_norm": NormConfig(eps=1e-2)},
         {"rope": RopeConfig(theta=50.0)},
     ],
     ids=str,
@@ -63,7 +64,12 @@ def test_attention_equals_loops_over_heads_and_tokens(options: dict[str, Any]):
     x = _input()
     out, cache, aux = jax.jit(lambda x: module(x, _context(), None))(x)
     expected = reference_numpy.mixer(
-        x[0].astype(np.float64), weights, positions=POSITIONS[0], segments=SEGMENTS[0], theta=config.rope.theta, eps=config.norm_eps
+        x[0].astype(np.float64),
+        weights,
+        positions=POSITIONS[0],
+        segments=SEGMENTS[0],
+        theta=config.rope.theta if config.rope else 0,
+        eps=1e-2,
     )
     np.testing.assert_allclose(out[0], expected, atol=1e-5)
     assert cache is None
@@ -112,7 +118,7 @@ def test_heads_that_do_not_divide_are_refused():
 
 
 def test_parts_are_found_by_kind():
-    mixer, ffn = AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=8, qk_norm=True), GatedMLPConfig(d_ff=16)
+    mixer, ffn = AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=8, qk_norm=NormConfig()), GatedMLPConfig(d_ff=16)
     block = BlockSpec(mixer=mixer, ffn=ffn)
     assert BlockSpec.model_validate(block.model_dump()) == block
     with pytest.raises(ValidationError, match=r"no part of kind 'gated_mpl'; known: .*gated_mlp"):

@@ -22,6 +22,11 @@ def check_run(config: RunConfig) -> None:
     steps, warmup = config.train.steps, config.warmup_steps
     if warmup > steps:
         raise ConfigError(f"optimizer.schedule.warmup_steps={warmup} is longer than the run, train.steps={steps}; allowed: 0 to {steps}")
+    limit = config.model.position_limit
+    if limit is not None and config.train.seq_len > limit:
+        raise ConfigError(
+            f"train.seq_len={config.train.seq_len} is longer than the model's table of positions ({limit}); allowed: up to {limit}"
+        )
     _check_sizes(config, config.mesh.totals())
 
 

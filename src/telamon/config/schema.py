@@ -50,11 +50,23 @@ class ModelConfig(Section):
     vocab_size: Positive = Field(default=4096, description="Rows of the embedding table, in tokens; at least the tokenizer's size.")
     d_model: Positive = Field(default=256, description="Width D of the residual stream, in features.")
     n_layers: Positive = Field(default=6, description="Number of blocks L.")
+    vocab_multiple: Positive = Field(
+        default=1,
+        description="Rows of the tables are rounded up to a multiple of this, so that a mesh divides them; the spare rows stand for no token.",
+    )
     tie_embeddings: bool = Field(default=True, description="Use the embedding table as the output head.")
+    max_positions: Positive | None = Field(
+        default=None, description="Longest text the model is made for, in tokens, as exports say it; none: train.seq_len."
+    )
 
     def spec(self) -> Any:
         """The architecture that the sizes stand for, a `telamon.models.spec.ModelSpec`; every family has its own."""
         raise NotImplementedError(f"the model family {self.family!r} does not say what it builds")
+
+    @property
+    def position_limit(self) -> int | None:
+        """Positions that the model has at all, for a learned table of them; none: any number."""
+        return None
 
     def shrunk(self) -> Self:
         """The same family at sizes that a laptop runs in seconds, for checks. A family shrinks its own sizes too."""

@@ -5,6 +5,7 @@ Both follow one rule for what a query sees (see `visible`), so packing, padding 
 
 import functools
 import itertools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -33,14 +34,39 @@ class Places(NamedTuple):
         return Places(self.positions[:, :stop], self.segments[:, :stop])
 
 
-def visible(queries: Places, keys: Places) -> jax.Array:
-    """Which keys each query sees, [B, T, S]: those of its own segment, real (segment > 0), at positions not later."""
+@dataclass(frozen=True)
+class Scores:
+    """How the product of a query and a key becomes a score, and which keys are left out by distance."""
+
+    scale: float
+    """Factor on the product."""
+    softcap: float | None = None
+    """Scaled products x become softcap * tanh(x / softcap) (Gemma team 2024, section 2)."""
+    window: int | None = None
+    """Keys seen at most, the query's own included: those at positions above the query's minus this."""
+
+    def of(self, products: jax.Array) -> jax.Array:
+        """Scores of products."""
+        scaled = products * self.scale
+        return scaled if self.softcap is None else self.softcap * jnp.tanh(scaled / self.softcap)
+
+    def gradient(self, d_scores: jax.Array, scores: jax.Array) -> jax.Array:
+        """The products' gradient from that of their scores."""
+        if self.softcap is not None:
+            d_scores = d_scores * (1.0 - jnp.square(scores / self.softcap))
+        return d_scores * self.scale
+
+
+def visible(queries: Places, keys: Places, window: int | None = None) -> jax.Array:
+    """Which keys each query sees, [B, T, S]: those of its own segment, real (segment > 0), not later, and within the window."""
     same = queries.segments[:, :, None] == keys.segments[:, None, :]
     real = (keys.segments > 0)[:, None, :]
-    return same & real & (keys.positions[:, None, :] <= queries.positions[:, :, None])
+    behind = queries.positions[:, :, None] - keys.positions[:, None, :]
+    seen = same & real & (behind >= 0)
+    return seen if window is None else seen & (behind < window)
 
 
-def reference_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, *, scale: float) -> jax.Array:
+def reference_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, *, scores: Scores) -> jax.Array:
     """Softmax attention written out (Vaswani et al. 2017, eq. 1), with softmax in float32.
 
     Args:
@@ -48,7 +74,7 @@ def reference_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Arra
         k: keys [B, S, K, H].
         v: values [B, S, K, H].
         mask: what each query sees [B, T, S]; a query that sees nothing gets zeros.
-        scale: factor on the scores.
+        scores: how products become scores; its window is not applied here, but by the mask.
 
     Returns:
         [B, T, N, H] in the type of `v`.
@@ -56,21 +82,22 @@ def reference_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Arra
     B, T, N, H = q.shape
     K = k.shape[2]
     q_BTKGH = q.reshape(B, T, K, N // K, H)
-    scores_BKGTS = jnp.einsum("btkgh,bskh->bkgts", q_BTKGH, k, preferred_element_type=jnp.float32) * scale
+    scores_BKGTS = scores.of(jnp.einsum("btkgh,bskh->bkgts", q_BTKGH, k, preferred_element_type=jnp.float32))
     seen = mask[:, None, None, :, :]
     weights_BKGTS = jnp.where(seen, jax.nn.softmax(jnp.where(seen, scores_BKGTS, _HIDDEN), axis=-1), 0.0)
     out_BTKGH = jnp.einsum("bkgts,bskh->btkgh", weights_BKGTS.astype(v.dtype), v)
     return out_BTKGH.reshape(B, T, N, H)
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, queries: Places, keys: Places, scale: float, aligned: bool) -> jax.Array:
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, queries: Places, keys: Places, scores: Scores, aligned: bool) -> jax.Array:
     """Attention by blocks of queries; a block's scores are made, used and, for the gradient, made again.
 
     Memory for scores is B N 128 S instead of B N T S. What the gradient needs is the log-normaliser of each query alone, as
     in FlashAttention (Dao et al. 2022, section 3.1), here with whole rows of keys.
 
     Args:
-        q, k, v, scale: as in `reference_attention`.
+        q, k, v: as in `reference_attention`.
+        scores: how products become scores, and the window.
         queries, keys: where the queries [B, T] and the keys [B, S] are.
         aligned: keys are the queries' own tokens in the same order, so that no query sees a later index.
 
@@ -81,7 +108,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, queries: Places, keys
     K = k.shape[2]
     q_BKGTH = q.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4)
     k_BKSH, v_BKSH = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-    out_BKGTH = _blocked(float(scale), aligned, q_BKGTH, k_BKSH, v_BKSH, queries, keys)
+    out_BKGTH = _blocked(scores, aligned, q_BKGTH, k_BKSH, v_BKSH, queries, keys)
     return out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
 
 
@@ -121,11 +148,11 @@ def _padded(x: jax.Array, axis: int, length: int) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _blocked(scale: float, aligned: bool, q, k, v, queries: Places, keys: Places):
-    return _forward(scale, aligned, q, k, v, queries, keys)[0]
+def _blocked(scores: Scores, aligned: bool, q, k, v, queries: Places, keys: Places):
+    return _forward(scores, aligned, q, k, v, queries, keys)[0]
 
 
-def _forward(scale: float, aligned: bool, q, k, v, queries: Places, keys: Places):
+def _forward(scores: Scores, aligned: bool, q, k, v, queries: Places, keys: Places):
     """Output [B, K, G, T, H], and for the gradient each query's log-normaliser [B, K, G, T]."""
     T = q.shape[3]
     size, spans = _spans(T, k.shape[2], aligned)
@@ -134,20 +161,20 @@ def _forward(scale: float, aligned: bool, q, k, v, queries: Places, keys: Places
     for span in spans:
         seen_keys = (k[:, :, : span.keys], v[:, :, : span.keys], keys.cut(span.keys))
         blocks = _by_block(padded_q, 3, span, size), Places(*(_by_block(x, 1, span, size) for x in padded_queries))
-        out, norm = jax.lax.map(lambda block, seen=seen_keys: _block_forward(scale, *block, *seen), blocks)
+        out, norm = jax.lax.map(lambda block, seen=seen_keys: _block_forward(scores, *block, *seen), blocks)
         outs.append(out)
         norms.append(norm)
     out, norm = _joined(outs, 3, T), _joined(norms, 3, T)
     return out, (q, k, v, queries, keys, out, norm)
 
 
-def _block_forward(scale: float, q, queries: Places, k, v, keys: Places):
+def _block_forward(rule: Scores, q, queries: Places, k, v, keys: Places):
     """Output [B, K, G, C, H] and log-normalisers [B, K, G, C] of a block of C queries."""
     B, K, G, C, H = q.shape
     S = k.shape[2]
-    seen_BCS = visible(queries, keys)
+    seen_BCS = visible(queries, keys, rule.window)
     # The heads of a group read the same keys: their queries are rows of one product.
-    scores = product_t(q.reshape(B, K, G * C, H), k, jnp.float32).reshape(B, K, G, C, S) * scale
+    scores = rule.of(product_t(q.reshape(B, K, G * C, H), k, jnp.float32)).reshape(B, K, G, C, S)
     scores = jnp.where(seen_BCS[:, None, None], scores, _HIDDEN)
     top = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - top)
@@ -159,7 +186,7 @@ def _block_forward(scale: float, q, queries: Places, k, v, keys: Places):
     return jnp.where(some, out / total, 0.0).astype(v.dtype), norm
 
 
-def _backward(scale: float, aligned: bool, residuals, d_out):
+def _backward(scores: Scores, aligned: bool, residuals, d_out):
     q, k, v, queries, keys, out, norm = residuals
     T = q.shape[3]
     size, spans = _spans(T, k.shape[2], aligned)
@@ -175,7 +202,7 @@ def _backward(scale: float, aligned: bool, residuals, d_out):
         blocks = *by_block, Places(*(_by_block(x, 1, span, size) for x in padded_queries))
 
         def add(totals, block, seen=seen_keys):
-            d_q_block, d_k_block, d_v_block = _block_backward(scale, *block, *seen)
+            d_q_block, d_k_block, d_v_block = _block_backward(scores, *block, *seen)
             return (totals[0] + d_k_block, totals[1] + d_v_block), d_q_block
 
         totals = d_k[:, :, : span.keys], d_v[:, :, : span.keys]
@@ -185,7 +212,7 @@ def _backward(scale: float, aligned: bool, residuals, d_out):
     return _joined(d_q, 3, T), d_k.astype(k.dtype), d_v.astype(v.dtype), None, None
 
 
-def _block_backward(scale: float, q, d_out, norm, delta, queries: Places, k, k_BKHS, v, keys: Places):
+def _block_backward(rule: Scores, q, d_out, norm, delta, queries: Places, k, k_BKHS, v, keys: Places):
     """Gradients of a block of C queries and of their keys and values, the latter in float32.
 
     Scores are made again in transposed order, [S, G C], in which each product contracts a last dimension.
@@ -194,14 +221,14 @@ def _block_backward(scale: float, q, d_out, norm, delta, queries: Places, k, k_B
     S = k.shape[2]
     q_rows, d_rows = q.reshape(B, K, G * C, H), d_out.reshape(B, K, G * C, H)
     norm_rows, delta_rows = norm.reshape(B, K, 1, G * C), delta.reshape(B, K, 1, G * C)
-    seen_BSC = jnp.swapaxes(visible(queries, keys), 1, 2)
+    seen_BSC = jnp.swapaxes(visible(queries, keys, rule.window), 1, 2)
     seen = jnp.broadcast_to(seen_BSC[:, None, :, None], (B, 1, S, G, C)).reshape(B, 1, S, G * C)
-    scores = product_t(k, q_rows, jnp.float32) * scale
+    scores = rule.of(product_t(k, q_rows, jnp.float32))
     weights = jnp.exp(jnp.where(seen, scores, _HIDDEN) - norm_rows)
     d_weights = product_t(v, d_rows, jnp.float32)
-    d_scores = (weights * (d_weights - delta_rows) * scale).astype(q.dtype)
-    d_q = jnp.swapaxes(settled(product(k_BKHS, d_scores)), 2, 3).reshape(B, K, G, C, H)
-    return d_q, product(d_scores, q_rows, jnp.float32), product(weights.astype(q.dtype), d_rows, jnp.float32)
+    d_products = rule.gradient(weights * (d_weights - delta_rows), scores).astype(q.dtype)
+    d_q = jnp.swapaxes(settled(product(k_BKHS, d_products)), 2, 3).reshape(B, K, G, C, H)
+    return d_q, product(d_products, q_rows, jnp.float32), product(weights.astype(q.dtype), d_rows, jnp.float32)
 
 
 _blocked.defvjp(_forward, _backward)

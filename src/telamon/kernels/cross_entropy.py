@@ -12,6 +12,9 @@ import jax.numpy as jnp
 
 from telamon.kernels.matmul import product, product_t, settled, transposed
 
+_NEVER = -1e30
+"""Logit of a column that stands for no token; finite, so that its square times no probability stays 0."""
+
 
 class CrossEntropy(NamedTuple):
     """Sums over the trained tokens."""
@@ -25,15 +28,28 @@ class CrossEntropy(NamedTuple):
 
 
 def reference_cross_entropy(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.Array, *, z_loss: float = 0.0
+    hidden: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.Array, *, z_loss: float = 0.0, softcap: float | None = None
 ) -> CrossEntropy:
     """The same sums from whole logits; arguments as in `cross_entropy`."""
     logits_BTV = jnp.einsum("btd,dv->btv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32)
-    return _sums(logits_BTV, targets, mask, z_loss)
+    return _sums(capped(logits_BTV, softcap), targets, mask, z_loss)
+
+
+def capped(logits: jax.Array, softcap: float | None) -> jax.Array:
+    """softcap * tanh(logits / softcap) (Gemma team 2024, section 2); none: logits as they are."""
+    return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
 
 
 def cross_entropy(
-    hidden: jax.Array, head: jax.Array, targets: jax.Array, mask: jax.Array, *, chunk: int, z_loss: float = 0.0
+    hidden: jax.Array,
+    head: jax.Array,
+    targets: jax.Array,
+    mask: jax.Array,
+    *,
+    chunk: int,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    vocab: int | None = None,
 ) -> CrossEntropy:
     """Sums of the loss over a batch, without its logits.
 
@@ -44,14 +60,42 @@ def cross_entropy(
         mask: weight of each target [B, T], 0 or 1.
         chunk: tokens whose logits exist at one time (rounded to whole columns of the batch).
         z_loss: weight of the squared log-normaliser (PaLM, Chowdhery et al. 2022, section 5).
+        softcap: bound on the logits, see `capped`.
+        vocab: columns of the head that stand for tokens; those behind get no probability. None: all.
 
     Returns:
         Sums, undivided; the caller divides once by the tokens of the whole step.
     """
     B, T, _ = hidden.shape
     columns = max((c for c in range(1, T + 1) if T % c == 0 and c * B <= max(chunk, B)), default=1)
-    objective, nll, correct = _chunked(columns, float(z_loss), hidden, head, targets, mask.astype(jnp.float32))
+    objective, nll, correct = _chunked(
+        _Terms(columns, float(z_loss), softcap, vocab or head.shape[1]), hidden, head, targets, mask.astype(jnp.float32)
+    )
     return CrossEntropy(objective, jax.lax.stop_gradient(nll), jax.lax.stop_gradient(correct))
+
+
+class _Terms(NamedTuple):
+    """What is fixed when a program is compiled."""
+
+    columns: int
+    z_loss: float
+    softcap: float | None
+    vocab: int
+
+    def logits(self, x_MD: jax.Array, head_DV: jax.Array) -> jax.Array:
+        """[M, V] float32, with columns that stand for no token out of reach."""
+        logits_MV = capped(product(x_MD, head_DV, jnp.float32), self.softcap)
+        return logits_MV if self.vocab == logits_MV.shape[1] else jnp.where(self._known(logits_MV), logits_MV, _NEVER)
+
+    def product_gradient(self, d_logits_MV: jax.Array, logits_MV: jax.Array) -> jax.Array:
+        """Gradient of the head's products from that of the logits."""
+        if self.softcap is None:
+            return d_logits_MV
+        slope_MV = 1.0 - jnp.square(logits_MV / self.softcap)
+        return d_logits_MV * (slope_MV if self.vocab == logits_MV.shape[1] else jnp.where(self._known(logits_MV), slope_MV, 0.0))
+
+    def _known(self, logits_MV: jax.Array) -> jax.Array:
+        return jnp.arange(logits_MV.shape[1]) < self.vocab
 
 
 def _sums(logits: jax.Array, targets: jax.Array, mask: jax.Array, z_loss: float) -> CrossEntropy:
@@ -64,13 +108,14 @@ def _sums(logits: jax.Array, targets: jax.Array, mask: jax.Array, z_loss: float)
     return CrossEntropy(objective, nll, correct)
 
 
-def _logit_gradient(logits: jax.Array, targets: jax.Array, mask: jax.Array, z_loss: float) -> jax.Array:
-    """Gradient of the objective with respect to logits [M, V]."""
+def _logit_gradient(logits: jax.Array, targets: jax.Array, mask: jax.Array, fixed: _Terms) -> jax.Array:
+    """Gradient of the objective with respect to the head's products [M, V], from the logits."""
+    z_loss = fixed.z_loss
     log_z = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     softmax = jnp.exp(logits - log_z)
     hit = jnp.arange(logits.shape[-1])[None, :] == targets[:, None]
     pull = softmax * (1.0 + 2.0 * z_loss * log_z) if z_loss else softmax
-    return (pull - hit) * mask[:, None]
+    return fixed.product_gradient((pull - hit) * mask[:, None], logits)
 
 
 def _chunks(x: jax.Array, columns: int) -> jax.Array:
@@ -79,39 +124,39 @@ def _chunks(x: jax.Array, columns: int) -> jax.Array:
     return jnp.moveaxis(x.reshape(B, T // columns, columns, *x.shape[2:]), 1, 0)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _chunked(columns: int, z_loss: float, hidden, head, targets, mask):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _chunked(fixed: _Terms, hidden, head, targets, mask):
     head_cast = head.astype(hidden.dtype)
 
     def one(sums, part):
         x_MD, y_M, mask_M = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in part)
-        return jax.tree.map(jnp.add, sums, _sums(product(x_MD, head_cast, jnp.float32), y_M, mask_M, z_loss)), None
+        return jax.tree.map(jnp.add, sums, _sums(fixed.logits(x_MD, head_cast), y_M, mask_M, fixed.z_loss)), None
 
-    sums, _ = jax.lax.scan(one, _zero(), tuple(_chunks(x, columns) for x in (hidden, targets, mask)))
+    sums, _ = jax.lax.scan(one, _zero(), tuple(_chunks(x, fixed.columns) for x in (hidden, targets, mask)))
     return tuple(sums)
 
 
-def _chunked_forward(columns: int, z_loss: float, hidden, head, targets, mask):
+def _chunked_forward(fixed: _Terms, hidden, head, targets, mask):
     """The sums, and as residuals the gradients of the objective for a cotangent of 1."""
     head_cast = head.astype(hidden.dtype)
 
     def one(carry, part):
         sums, d_head_DV = carry
         x_MD, y_M, mask_M = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in part)
-        logits_MV = product(x_MD, head_cast, jnp.float32)
-        d_logits_MV = _logit_gradient(logits_MV, y_M, mask_M, z_loss).astype(hidden.dtype)
+        logits_MV = fixed.logits(x_MD, head_cast)
+        d_logits_MV = _logit_gradient(logits_MV, y_M, mask_M, fixed).astype(hidden.dtype)
         d_x_MD = product_t(d_logits_MV, head_cast)
         d_head_DV += product(transposed(x_MD), d_logits_MV, jnp.float32)
-        sums = jax.tree.map(jnp.add, sums, _sums(logits_MV, y_M, mask_M, z_loss))
+        sums = jax.tree.map(jnp.add, sums, _sums(logits_MV, y_M, mask_M, fixed.z_loss))
         return (sums, d_head_DV), d_x_MD.reshape(part[0].shape)
 
-    parts = tuple(_chunks(x, columns) for x in (hidden, targets, mask))
+    parts = tuple(_chunks(x, fixed.columns) for x in (hidden, targets, mask))
     (sums, d_head), d_hidden = jax.lax.scan(one, (_zero(), jnp.zeros(head.shape, jnp.float32)), parts)
     d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden.shape)
     return tuple(sums), (d_hidden, settled(d_head))
 
 
-def _chunked_backward(columns: int, z_loss: float, residuals, cotangents):
+def _chunked_backward(fixed: _Terms, residuals, cotangents):
     d_hidden, d_head = residuals
     by = cotangents[0]  # nll and correct are measurements: their cotangents are zero by stop_gradient
     return (d_hidden * by.astype(d_hidden.dtype), d_head * by, None, None)

@@ -1,15 +1,17 @@
-"""Grouped-query attention (Ainslie et al. 2023) with rotary positions and, if wanted, normalised queries and keys."""
+"""Grouped-query attention (Ainslie et al. 2023), with what published models add: rotary positions, norms of queries and keys,
+a window, capped scores, biases."""
 
-from typing import Annotated, Self
+from collections.abc import Callable
+from typing import Annotated, Literal, Self
 
 import jax
 from flax import nnx
 from pydantic import Field, model_validator
 
 from telamon.config.schema import Positive
-from telamon.kernels.attention import Places, attention
+from telamon.kernels.attention import Places, Scores, attention
 from telamon.layers.linear import from_heads, to_heads
-from telamon.layers.norm import RMSNorm
+from telamon.layers.norm import NormConfig
 from telamon.layers.param import matrix, vector
 from telamon.layers.parts import Aux, Context, MixerConfig, register
 from telamon.layers.rope import RopeConfig, rotate
@@ -24,9 +26,18 @@ class AttentionConfig(MixerConfig):
     n_heads: Positive = Field(description="Query heads N.")
     n_kv_heads: Positive = Field(description="Key-value heads K; a divisor of n_heads.")
     head_dim: Annotated[int, Field(gt=0, multiple_of=2)] = Field(description="Features of a head H.")
-    rope: RopeConfig = Field(default=RopeConfig(), description="Rotary positions.")
-    qk_norm: bool = Field(default=False, description="RMSNorm over each head's queries and keys before the rotation (Qwen3).")
-    norm_eps: float = Field(default=1e-6, description="Epsilon of qk_norm.")
+    rope: RopeConfig | None = Field(default=RopeConfig(), description="Rotary positions; none: queries and keys are not rotated.")
+    window: Annotated[int, Field(gt=0)] | None = Field(
+        default=None, description="Keys each query sees at most, itself included, in positions; none: all before it."
+    )
+    scale: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Factor on the scores; none: head_dim ** -0.5.")
+    softcap: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Scores go through softcap * tanh(score / softcap), before the mask (Gemma 2); none: as they are."
+    )
+    qk_norm: NormConfig | None = Field(default=None, description="Norm of queries and keys before the rotation.")
+    qk_norm_over: Literal["head", "projection"] = Field(
+        default="head", description="qk_norm is over each head with one scale for all (Qwen3), or over all heads together (OLMo 2)."
+    )
     qkv_bias: bool = Field(default=False, description="Biases on queries, keys and values.")
     out_bias: bool = Field(default=False, description="Bias on the output map.")
 
@@ -40,6 +51,11 @@ class AttentionConfig(MixerConfig):
     def attention_width(self) -> int:
         """N times H."""
         return self.n_heads * self.head_dim
+
+    @property
+    def attention_window(self) -> int | None:
+        """See `window`."""
+        return self.window
 
     def cache_shapes(self, *, batch: int, length: int) -> dict[str, tuple[int, ...]]:
         """Keys, already rotated, and values: [B, S, K, H] each."""
@@ -67,9 +83,10 @@ class Attention(nnx.Module):
             self.value_bias = vector((K, H), axes=("kv_heads", "head_dim"), fill=0.0)
         if config.out_bias:
             self.out_bias = vector((d_model,), axes=("norm",), fill=0.0)
-        if config.qk_norm:
-            self.query_norm = RMSNorm(H, eps=config.norm_eps)
-            self.key_norm = RMSNorm(H, eps=config.norm_eps)
+        if config.qk_norm is not None:
+            whole = config.qk_norm_over == "projection"
+            self.query_norm = config.qk_norm.build(N * H if whole else H)
+            self.key_norm = config.qk_norm.build(K * H if whole else H)
 
     def __call__(
         self, x_BTD: jax.Array, ctx: Context, cache: dict[str, jax.Array] | None
@@ -77,9 +94,9 @@ class Attention(nnx.Module):
         """[B, T, D] -> [B, T, D]; a cache is written at `ctx.write_index` and read whole."""
         config = self.config
         q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)
-        inverse_frequencies = config.rope.inverse_frequencies(config.head_dim)
-        q_BTNH = rotate(q_BTNH, positions=ctx.positions, inverse_frequencies=inverse_frequencies)
-        k_BTKH = rotate(k_BTKH, positions=ctx.positions, inverse_frequencies=inverse_frequencies)
+        if config.rope is not None:
+            angles = {"inverse_frequencies": config.rope.inverse_frequencies(config.head_dim), "amplitude": config.rope.amplitude}
+            q_BTNH, k_BTKH = (rotate(x, positions=ctx.positions, **angles) for x in (q_BTNH, k_BTKH))
         k, v = k_BTKH, v_BTKH
         if cache is not None:
             assert ctx.write_index is not None, "a cache needs the slot to write"
@@ -92,7 +109,7 @@ class Attention(nnx.Module):
             v,
             queries=Places(ctx.positions, ctx.segments),
             keys=Places(ctx.key_positions, ctx.key_segments),
-            scale=config.head_dim**-0.5,
+            scores=Scores(config.scale or config.head_dim**-0.5, softcap=config.softcap, window=config.window),
             aligned=cache is None,
         )
         return from_heads(mixed_BTNH, self.out[...], self.out_bias[...] if config.out_bias else None), cache, {}
@@ -102,6 +119,11 @@ class Attention(nnx.Module):
         q_BTNH = to_heads(x_BTD, self.query[...], self.query_bias[...] if bias else None)
         k_BTKH = to_heads(x_BTD, self.key[...], self.key_bias[...] if bias else None)
         v_BTKH = to_heads(x_BTD, self.value[...], self.value_bias[...] if bias else None)
-        if self.config.qk_norm:
-            q_BTNH, k_BTKH = self.query_norm(q_BTNH), self.key_norm(k_BTKH)
+        if self.config.qk_norm is not None:
+            q_BTNH, k_BTKH = self._normed(self.query_norm, q_BTNH), self._normed(self.key_norm, k_BTKH)
         return q_BTNH, k_BTKH, v_BTKH
+
+    def _normed(self, norm: Callable[[jax.Array], jax.Array], x_BTNH: jax.Array) -> jax.Array:
+        if self.config.qk_norm_over == "head":
+            return norm(x_BTNH)
+        return norm(x_BTNH.reshape(*x_BTNH.shape[:2], -1)).reshape(x_BTNH.shape)

@@ -1,4 +1,4 @@
-"""The gated MLP (Shazeer 2020, "GLU variants improve transformer", eq. 5)."""
+"""The MLPs: gated (Shazeer 2020, "GLU variants improve transformer", eq. 5), and GPT's without a gate."""
 
 import functools
 from typing import Literal
@@ -14,7 +14,13 @@ from telamon.layers.param import matrix, vector
 from telamon.layers.parts import Aux, Context, FfnConfig, register
 from telamon.parallel.rules import constrain
 
-_ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True)}
+Activation = Literal["silu", "gelu_tanh", "gelu"]
+
+_ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -43,7 +49,7 @@ class GatedMLPConfig(FfnConfig):
 
     kind: str = "gated_mlp"
     d_ff: Positive = Field(description="Hidden width F.")
-    activation: Literal["silu", "gelu_tanh"] = Field(default="silu", description="Gate's activation.")
+    activation: Activation = Field(default="silu", description="Gate's activation.")
     bias: bool = Field(default=False, description="Biases on the three maps.")
 
     def build(self, *, d_model: int, n_layers: int, rngs: nnx.Rngs) -> "GatedMLP":
@@ -71,3 +77,33 @@ class GatedMLP(nnx.Module):
         up_BTF = dense(x_BTD, self.up[...], self.up_bias[...] if bias else None)
         hidden_BTF = constrain(gated(self.config.activation, gate_BTF, up_BTF), "batch", "seq", "mlp")
         return dense(hidden_BTF, self.down[...], self.down_bias[...] if bias else None), {}
+
+
+@register
+class MLPConfig(FfnConfig):
+    """`down(activation(up(x)))` with biases, as GPT-2 and GPT-3 have it."""
+
+    kind: str = "mlp"
+    d_ff: Positive = Field(description="Hidden width F.")
+    activation: Activation = Field(default="gelu_tanh", description="Activation.")
+
+    def build(self, *, d_model: int, n_layers: int, rngs: nnx.Rngs) -> "MLP":
+        """See `FfnConfig`."""
+        return MLP(self, d_model=d_model, n_layers=n_layers, rngs=rngs)
+
+
+class MLP(nnx.Module):
+    """Weights: up [D, F], down [F, D], and a bias for each."""
+
+    def __init__(self, config: MLPConfig, *, d_model: int, n_layers: int, rngs: nnx.Rngs):
+        self.config = config
+        self.up = matrix(rngs, (d_model, config.d_ff), axes=("embed", "mlp"), inputs=1)
+        self.up_bias = vector((config.d_ff,), axes=("mlp",), fill=0.0)
+        self.down = matrix(rngs, (config.d_ff, d_model), axes=("mlp", "embed"), inputs=1, scale=(2 * n_layers) ** -0.5)
+        self.down_bias = vector((d_model,), axes=("norm",), fill=0.0)
+
+    def __call__(self, x_BTD: jax.Array, ctx: Context) -> tuple[jax.Array, Aux]:
+        """[B, T, D] -> [B, T, D], no auxiliary terms."""
+        up_BTF = dense(x_BTD, self.up[...], self.up_bias[...])
+        hidden_BTF = _ACTIVATIONS[self.config.activation](up_BTF.astype(jnp.float32)).astype(up_BTF.dtype)
+        return dense(constrain(hidden_BTF, "batch", "seq", "mlp"), self.down[...], self.down_bias[...]), {}

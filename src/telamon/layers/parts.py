@@ -67,6 +67,11 @@ class MixerConfig(PartConfig):
         """Query heads times head size, for the FLOPs rule; 0 for a mixer without attention."""
         return 0
 
+    @property
+    def attention_window(self) -> int | None:
+        """Keys a query sees at most, itself included, in positions; None: all before it."""
+        return None
+
 
 class FfnConfig(PartConfig):
     """Acts on each position alone. Its module is `(x [B, T, D], ctx) -> (y [B, T, D], Aux)`."""

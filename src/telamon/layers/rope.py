@@ -1,32 +1,135 @@
-"""Rotary position embedding (Su et al. 2021, section 3.2), with the two halves of a head paired as Llama's checkpoints do."""
+"""Rotary position embedding (Su et al. 2021, section 3.2), with the two halves of a head paired as Llama's checkpoints do.
 
-from typing import Annotated
+A scaling stretches the wavelengths of a model that was trained on short text for use on longer text. Every constant comes
+from the config: none depends on a model's name.
+"""
+
+import math
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from pydantic import Field
 
 from telamon.config.schema import Section
+
+Above0 = Annotated[float, Field(gt=0)]
+
+
+class LinearScaling(Section):
+    """Every wavelength times `factor` (Chen et al. 2023, eq. 4)."""
+
+    kind: Literal["linear"] = Field(default="linear", description="Name of the scaling.")
+    factor: Above0 = Field(description="How many times longer the text may be.")
+
+    def stretch(self, inverse: np.ndarray, theta: float) -> np.ndarray:
+        """Scaled angles per position, [R/2] float64."""
+        return inverse / self.factor
+
+    @property
+    def amplitude(self) -> float:
+        """Factor on cosines and sines."""
+        return 1.0
+
+
+class Llama3Scaling(Section):
+    """Long wavelengths times `factor`, short ones kept, a straight line between (Llama team 2024, section 3.4.3, and their code)."""
+
+    kind: Literal["llama3"] = Field(default="llama3", description="Name of the scaling.")
+    factor: Above0 = Field(description="How many times longer the text may be.")
+    low_freq_factor: Above0 = Field(default=1.0, description="Wavelengths above original_length / this are stretched whole.")
+    high_freq_factor: Above0 = Field(default=4.0, description="Wavelengths below original_length / this are kept.")
+    original_length: Annotated[int, Field(gt=0)] = Field(default=8192, description="Length the model was first trained on, in tokens.")
+
+    def stretch(self, inverse: np.ndarray, theta: float) -> np.ndarray:
+        """Scaled angles per position, [R/2] float64."""
+        turns = self.original_length * inverse / (2 * math.pi)  # in the original length
+        band = self.high_freq_factor - self.low_freq_factor
+        # With equal factors there is no band between: a frequency is kept or stretched whole.
+        kept = np.clip((turns - self.low_freq_factor) / band, 0.0, 1.0) if band else (turns >= self.high_freq_factor).astype(float)
+        return inverse * kept + inverse / self.factor * (1 - kept)
+
+    @property
+    def amplitude(self) -> float:
+        """Factor on cosines and sines."""
+        return 1.0
+
+
+class YarnScaling(Section):
+    """YaRN (Peng et al. 2023, section 3.2): as llama3, with the band given in turns and the attention sharpened."""
+
+    kind: Literal["yarn"] = Field(default="yarn", description="Name of the scaling.")
+    factor: Above0 = Field(description="How many times longer the text may be.")
+    original_length: Annotated[int, Field(gt=0)] = Field(description="Length the model was first trained on, in tokens.")
+    beta_fast: Above0 = Field(default=32.0, description="Pairs that turn more often than this in the original length are kept.")
+    beta_slow: Above0 = Field(default=1.0, description="Pairs that turn less often than this are stretched whole.")
+    truncate: bool = Field(default=True, description="Round the ends of the band outwards to whole pairs.")
+    attention_factor: Above0 | None = Field(
+        default=None, description="Factor on cosines and sines; none: from mscale, else 0.1 ln(factor) + 1."
+    )
+    mscale: float | None = Field(default=None, description="DeepSeek: numerator of the factor on cosines and sines, as m(factor, mscale).")
+    mscale_all_dim: float | None = Field(default=None, description="DeepSeek: its denominator, as m(factor, mscale_all_dim).")
+
+    def stretch(self, inverse: np.ndarray, theta: float) -> np.ndarray:
+        """Scaled angles per position, [R/2] float64."""
+        pairs = len(inverse)
+
+        def pair(turns: float) -> float:
+            """The pair, counted from the fastest, that turns this often in the original length."""
+            return pairs * math.log(self.original_length / (2 * math.pi * turns)) / math.log(theta)
+
+        first, last = pair(self.beta_fast), pair(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
+        slow = np.clip((np.arange(pairs) - first) / (last - first or 0.001), 0.0, 1.0)
+        return inverse / self.factor * slow + inverse * (1 - slow)
+
+    @property
+    def amplitude(self) -> float:
+        """Factor on cosines and sines."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return yarn_growth(self.factor, self.mscale) / yarn_growth(self.factor, self.mscale_all_dim)
+        return yarn_growth(self.factor)
+
+
+def yarn_growth(factor: float, weight: float = 1.0) -> float:
+    """YaRN's m: 0.1 weight ln(factor) + 1, and 1 where nothing is stretched (Peng et al. 2023, eq. 22)."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+RopeScaling = Annotated[LinearScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")]
 
 
 class RopeConfig(Section):
     """How angles grow with position."""
 
     theta: Annotated[float, Field(gt=0)] = Field(default=10_000.0, description="Base of the geometric series of wavelengths.")
+    scaling: RopeScaling | None = Field(default=None, description="How wavelengths are stretched for longer text.")
 
-    def inverse_frequencies(self, head_dim: int) -> jax.Array:
-        """Angle per position of each pair, in radians: [H/2] float32."""
-        exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-        return 1.0 / (self.theta**exponents)
+    def inverse_frequencies(self, head_dim: int) -> np.ndarray:
+        """Angle per position of each pair, in radians: [H/2] float32, rounded once."""
+        inverse = self.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+        if self.scaling is not None:
+            inverse = self.scaling.stretch(inverse, self.theta)
+        return inverse.astype(np.float32)
+
+    @property
+    def amplitude(self) -> float:
+        """Factor on cosines and sines."""
+        return 1.0 if self.scaling is None else self.scaling.amplitude
 
 
-def rotate(x: jax.Array, *, positions: jax.Array, inverse_frequencies: jax.Array) -> jax.Array:
+def rotate(x: jax.Array, *, positions: jax.Array, inverse_frequencies: np.ndarray | jax.Array, amplitude: float = 1.0) -> jax.Array:
     """Rotate the pairs (x[i], x[i + H/2]) of x [B, T, N, H] by position [B, T] times frequency [H/2].
 
     Angles and products are float32 whatever the type of x: in bfloat16 position 257 would round to 256.
     """
     angles = positions.astype(jnp.float32)[..., None] * inverse_frequencies
-    cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
+    cos, sin = amplitude * jnp.cos(angles)[:, :, None, :], amplitude * jnp.sin(angles)[:, :, None, :]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from telamon.layers.norm import RMSNorm
+from telamon.kernels.cross_entropy import capped
 from telamon.layers.param import table
 from telamon.layers.parts import Aux, Context
 from telamon.models.spec import BlockSpec, ModelSpec, StackSpec
@@ -58,23 +58,26 @@ class Output:
 
 
 class Block(nnx.Module):
-    """`x += mixer(norm(x))`, then `x += ffn(norm(x))`."""
+    """`x += post(mixer(pre(x)))`, then `x += post(ffn(pre(x)))`; the spec says which of the norms there are."""
 
     def __init__(self, spec: BlockSpec, *, d_model: int, n_layers: int, rngs: nnx.Rngs):
-        self.mixer_norm = RMSNorm(d_model, eps=spec.norm_eps)
         self.mixer = spec.mixer.build(d_model=d_model, n_layers=n_layers, rngs=rngs)
-        self.ffn_norm = RMSNorm(d_model, eps=spec.norm_eps)
         self.ffn = spec.ffn.build(d_model=d_model, n_layers=n_layers, rngs=rngs)
+        self.pre, self.post = spec.norms != "post", spec.norms != "pre"
+        if self.pre:
+            self.mixer_norm, self.ffn_norm = spec.norm.build(d_model), spec.norm.build(d_model)
+        if self.post:
+            self.mixer_post_norm, self.ffn_post_norm = spec.norm.build(d_model), spec.norm.build(d_model)
 
     def __call__(
         self, stream: jax.Array, ctx: Context, cache: dict[str, jax.Array] | None
     ) -> tuple[jax.Array, dict[str, jax.Array] | None, Aux]:
         """Stream [B, T, D] -> stream, the mixer's cache, auxiliary terms."""
         stream = constrain(stream, "batch", "seq", "embed")
-        mixed, cache, mixer_aux = self.mixer(self.mixer_norm(stream), ctx, cache)
-        stream = constrain(stream + mixed, "batch", "seq", "embed")
-        acted, ffn_aux = self.ffn(self.ffn_norm(stream), ctx)
-        return stream + acted, cache, add_aux(mixer_aux, ffn_aux)
+        mixed, cache, mixer_aux = self.mixer(self.mixer_norm(stream) if self.pre else stream, ctx, cache)
+        stream = constrain(stream + (self.mixer_post_norm(mixed) if self.post else mixed), "batch", "seq", "embed")
+        acted, ffn_aux = self.ffn(self.ffn_norm(stream) if self.pre else stream, ctx)
+        return stream + (self.ffn_post_norm(acted) if self.post else acted), cache, add_aux(mixer_aux, ffn_aux)
 
 
 class Stack(nnx.Module):
@@ -114,10 +117,12 @@ class Decoder(nnx.Module):
     def __init__(self, spec: ModelSpec, *, rngs: nnx.Rngs, numerics: Numerics | None = None):
         self.spec = spec
         self.numerics = numerics or Numerics()
-        V, D, L = spec.vocab_size, spec.d_model, len(spec.blocks)
+        V, D, L = spec.vocab_rows, spec.d_model, len(spec.blocks)
         self.embedding = table(rngs, (V, D), axes=("vocab", "embed"), stddev=0.02)
         self.stacks = nnx.List([Stack(stack, d_model=D, n_layers=L, rngs=rngs) for stack in spec.stacks])
-        self.norm = RMSNorm(D, eps=spec.norm_eps)
+        if spec.learned_positions is not None:
+            self.positions = table(rngs, (spec.learned_positions, D), axes=("positions", "embed"), stddev=0.02)
+        self.norm = spec.norm.build(D)
         if not spec.tie_embeddings:
             self.head = table(rngs, (D, V), axes=("embed", "vocab"), stddev=0.02)
 
@@ -139,8 +144,7 @@ class Decoder(nnx.Module):
             key_positions = jax.lax.dynamic_update_slice_in_dim(cache.positions, positions, index, axis=1)
             key_segments = jax.lax.dynamic_update_slice_in_dim(cache.segments, segments, index, axis=1)
         ctx = Context(tokens, positions, segments, key_positions, key_segments, index)
-        # The look-up reads a table that is whole along D: gathering from a split one would move activations instead.
-        stream = constrain(self.embedding[...], "vocab", "embed")[tokens].astype(self.numerics.dtype)
+        stream = self._embed(tokens, positions)
         aux: Aux = {}
         layers = []
         for number, stack in enumerate(self.stacks):
@@ -151,13 +155,25 @@ class Decoder(nnx.Module):
             cache = Cache(layers, key_positions, key_segments, cache.length + tokens.shape[1])
         return Output(self.norm(constrain(stream, "batch", "seq", "embed")), cache, aux)
 
+    def _embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        """[B, T] -> [B, T, D]."""
+        spec, dtype = self.spec, self.numerics.dtype
+        # The look-up reads a table that is whole along D: gathering from a split one would move activations instead.
+        stream = constrain(self.embedding[...], "vocab", "embed")[tokens].astype(dtype)
+        if spec.embedding_scale != 1.0:
+            stream = stream * jnp.asarray(spec.embedding_scale, dtype)
+        if spec.learned_positions is not None:
+            stream = stream + constrain(self.positions[...], None, "embed")[positions].astype(dtype)
+        return stream
+
     def output_head(self) -> jax.Array:
-        """The matrix from hidden states to logits [D, V], float32."""
+        """The matrix from hidden states to logits, float32: [D, V], and columns for spare rows where the spec has such."""
         return self.embedding[...].T if self.spec.tie_embeddings else self.head[...]
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Hidden states [B, T, D] -> logits [B, T, V], float32."""
-        return jnp.einsum("btd,dv->btv", hidden, self.output_head().astype(hidden.dtype), preferred_element_type=jnp.float32)
+        logits = jnp.einsum("btd,dv->btv", hidden, self.output_head().astype(hidden.dtype), preferred_element_type=jnp.float32)
+        return capped(logits[..., : self.spec.vocab_size], self.spec.final_softcap)
 
     def init_cache(self, *, batch: int, length: int) -> Cache:
         """An empty cache for `length` tokens a row, in the type of activations."""

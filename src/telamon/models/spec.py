@@ -5,22 +5,26 @@ axis and run under one scan, so that compile time and program size do not grow w
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from telamon.config.schema import Positive, Section
+from telamon.layers.norm import NormConfig
 from telamon.layers.parts import AnyFfn, AnyMixer
 
 _LONGEST_PATTERN = 16
 
 
 class BlockSpec(Section):
-    """A pre-norm block: `x += mixer(norm(x))`, then `x += ffn(norm(x))`."""
+    """A block: `x += post(mixer(pre(x)))`, then `x += post(ffn(pre(x)))`, with norms where `norms` says."""
 
     mixer: AnyMixer = Field(description="Mixes positions.")
     ffn: AnyFfn = Field(description="Acts on each position.")
-    norm_eps: Annotated[float, Field(gt=0)] = Field(default=1e-6, description="Epsilon of the block's RMSNorms.")
+    norm: NormConfig = Field(default=NormConfig(), description="Which norm the block has.")
+    norms: Literal["pre", "post", "sandwich"] = Field(
+        default="pre", description="pre: before each part (Llama); post: behind it, nothing before (OLMo 2); sandwich: both (Gemma 2)."
+    )
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,26 @@ class StackSpec:
 class ModelSpec(Section):
     """A decoder: embedding, blocks, final norm, head."""
 
-    vocab_size: Positive = Field(description="Rows of the embedding table V.")
+    vocab_size: Positive = Field(description="Tokens V.")
+    vocab_multiple: Positive = Field(default=1, description="The tables' rows are rounded up to a multiple of this.")
     d_model: Positive = Field(description="Width D of the residual stream.")
     blocks: tuple[BlockSpec, ...] = Field(min_length=1, description="The L blocks, first to last.")
-    norm_eps: Annotated[float, Field(gt=0)] = Field(default=1e-6, description="Epsilon of the final RMSNorm.")
+    norm: NormConfig = Field(default=NormConfig(), description="The final norm.")
     tie_embeddings: bool = Field(default=False, description="The embedding table is the output head.")
+    embedding_scale: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="Factor on looked-up embeddings, rounded to the type of activations (Gemma: the root of D)."
+    )
+    learned_positions: Positive | None = Field(
+        default=None, description="Rows of a learned table of positions added to the embeddings (GPT); none: no table."
+    )
+    final_softcap: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Logits go through softcap * tanh(logit / softcap) (Gemma 2); none: as they are."
+    )
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the embedding table and columns of the head: V, and spare ones that stand for no token."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def stacks(self) -> tuple[StackSpec, ...]:

@@ -83,14 +83,9 @@ class Model:
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that work on every token: all but an untied embedding's look-up. The head counts once, tied or not."""
-        look_up = 0 if self.spec.tie_embeddings else self.info["embedding"].size
-        return self.parameter_count - look_up
-
-    @property
-    def attention_widths(self) -> list[int]:
-        """Query heads times head size of each layer."""
-        return [block.mixer.attention_width for block in self.spec.blocks]
+        """Parameters that work on every token: all but what is looked up. The head counts once, tied or not."""
+        looked_up = ("positions",) if self.spec.tie_embeddings else ("embedding", "positions")
+        return self.parameter_count - sum(self.info[name].size for name in looked_up if name in self.info)
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:

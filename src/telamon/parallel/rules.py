@@ -17,6 +17,7 @@ Rules = Mapping[str, tuple[str, ...]]
 WEIGHT_RULES: Rules = {
     "layers": ("stage",),
     "vocab": ("tensor",),
+    "positions": ("tensor",),
     "embed": ("fsdp",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),

@@ -72,7 +72,8 @@ class Job:
     @property
     def flops_per_token(self) -> float:
         """Model FLOPs a token, by the one rule (see `telamon.watch.throughput`)."""
-        layers = [AttentionCost(width) for width in self.model.attention_widths if width]
+        mixers = [block.mixer for block in self.model.spec.blocks]
+        layers = [AttentionCost(mixer.attention_width, window=mixer.attention_window) for mixer in mixers if mixer.attention_width]
         return flops_per_token(self.model.matmul_parameters, seq_len=self.config.train.seq_len, attention=layers)
 
     def _program(self, kind: str, rows: int) -> Future[Any]:

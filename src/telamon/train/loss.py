@@ -51,7 +51,8 @@ def language_model_loss(config: TrainConfig) -> Loss:
     def measure(decoder: Decoder, batch: Batch, key: jax.Array) -> Measured:
         output = decoder(batch["tokens"], positions=batch["positions"], segments=batch["segments"])
         mask = batch["mask"].astype(jnp.float32)
-        sums = cross_entropy(output.hidden, decoder.output_head(), batch["targets"], mask, chunk=config.loss_chunk, z_loss=config.z_loss)
+        how = {"chunk": config.loss_chunk, "z_loss": config.z_loss, "softcap": decoder.spec.final_softcap, "vocab": decoder.spec.vocab_size}
+        sums = cross_entropy(output.hidden, decoder.output_head(), batch["targets"], mask, **how)
         tokens = jnp.sum(mask)
         terms = {"cross_entropy": Term(sums.objective, tokens)} | {name: Term(*pair) for name, pair in output.aux.items()}
         counts = {"nll": sums.nll, "tokens": tokens, "bytes": jnp.sum(mask * batch["bytes"]), "correct": sums.correct}

@@ -1,0 +1,66 @@
+"""From a Hugging Face config.json to a model."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from telamon.config.registry import families, family
+from telamon.errors import ConfigError
+from telamon.models.hf_config import HfAttributes
+from telamon.models.hf_family import HfFamily
+
+
+def config_from_hf(raw: Mapping[str, Any], *, source: str = "config.json") -> HfFamily:
+    """The sizes of the model that a config.json describes.
+
+    Args:
+        raw: the file's contents; multimodal files are read for the text model in their `text_config`.
+        source: names the file in messages.
+
+    Raises:
+        ConfigError: no family reads this `model_type`, or an attribute is missing, out of range or not known; it is named.
+    """
+    cls = _family(raw, source)
+    if raw.get("quantization_config"):
+        kind = raw["quantization_config"].get("quant_method", "?")
+        raise ConfigError(
+            f"{source}: quantization_config says the weights are quantised ({kind}); convert them to bfloat16 or float32 first"
+        )
+    architectures = raw.get("architectures") or []
+    known = (cls.hf_architecture, *cls.hf_architectures)
+    if architectures and not set(known) & set(architectures):
+        raise ConfigError(f"{source}: architectures={architectures} cannot be read; of model_type {raw['model_type']}: {', '.join(known)}")
+    if isinstance(text := raw.get("text_config"), Mapping):
+        # The text model's own words count; what only the whole says of both holds for the text too.
+        raw = {name: raw[name] for name in ("tie_word_embeddings",) if name in raw} | dict(text)
+    hf = HfAttributes(raw, source=source, defaults=cls.hf_defaults)
+    try:
+        config = cls.from_hf(hf)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(["model", *map(str, first["loc"])])
+        raise ConfigError(
+            f"{source}: {field}={first['input']!r}: {first['msg']}" if first["loc"] else f"{source}: {first['msg']}"
+        ) from error
+    hf.finish()
+    return config
+
+
+def _family(raw: Mapping[str, Any], source: str) -> type[HfFamily]:
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str):
+        raise ConfigError(f"{source} lacks model_type, which says what the model is")
+    known = hf_families()
+    if model_type not in known:
+        near = get_close_matches(model_type, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"those that can be read: {', '.join(sorted(known))}"
+        raise ConfigError(f"{source}: model_type={model_type!r} belongs to no family here; {hint}")
+    return known[model_type]
+
+
+def hf_families() -> dict[str, type[HfFamily]]:
+    """The registered families by the `model_type`s they read."""
+    registered = (family(name) for name in families())
+    return {model_type: cls for cls in registered if issubclass(cls, HfFamily) for model_type in cls.hf_model_types}

@@ -1,0 +1,160 @@
+"""Which Hugging Face tensor holds which weight: one table a family, read in both directions.
+
+A family gives `hf_names`: the dotted path of a weight (within its block for a layer's) to the tensor's name. The rest follows
+from what weights declare of themselves: Hugging Face stores a linear map as a matrix [out, in] with heads flattened, we as
+[in..., out...].
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from telamon.models.weights import Model, WeightInfo, flatten
+
+_STACKED = re.compile(r"stacks\.(\d+)\.blocks\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True)
+class HfName:
+    """A tensor's name and layout."""
+
+    template: str
+    """With `{layer}` where the layer's index stands."""
+    input_first: bool = False
+    """The file holds the map as [in, out] (GPT-2's Conv1D)."""
+
+
+Names = Mapping[str | tuple[str, ...], str | HfName]
+"""Path of a weight to a tensor; several paths share one that holds their maps side by side along the output dim."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A weight, or one layer's slice of a stacked one."""
+
+    path: str
+    """Dotted path in the tree of weights."""
+    index: int | None
+    """Layer within the stacked weight; None where it is not stacked."""
+    shape: tuple[int, ...]
+    """Of the weight or slice, as the model holds it."""
+    inputs: int | None
+    """Values a linear map reads; None for what is not one (a scale, a bias, a table of rows)."""
+    rows: int | None = None
+    """For a table with spare rows, how many of its rows (columns, for a head) are real."""
+    rows_dim: int = 0
+    """The dim that the spare rows are on."""
+
+
+@dataclass(frozen=True)
+class HfTensor:
+    """A tensor of the file and the weights it holds."""
+
+    name: str
+    parts: tuple[Part, ...]
+    input_first: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in the file."""
+        sizes = [self._file_shape(part) for part in self.parts]
+        dim = self._joined_dim
+        return (*sizes[0][:dim], sum(size[dim] for size in sizes), *sizes[0][dim + 1 :])
+
+    def to_ours(self, array: np.ndarray) -> list[np.ndarray]:
+        """The file's tensor as one array for each part, of the same type."""
+        assert array.shape == self.shape, (self.name, array.shape, self.shape)
+        edges = np.cumsum([self._file_shape(part)[self._joined_dim] for part in self.parts])[:-1]
+        pieces = np.split(array, edges, axis=self._joined_dim) if len(self.parts) > 1 else [array]
+        return [self._load(part, piece) for part, piece in zip(self.parts, pieces, strict=True)]
+
+    def to_hf(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The inverse of `to_ours`."""
+        pieces = [self._save(part, array) for part, array in zip(self.parts, arrays, strict=True)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=self._joined_dim)
+
+    @property
+    def _joined_dim(self) -> int:
+        return 1 if self.input_first and self.parts[0].inputs is not None else 0
+
+    def _file_shape(self, part: Part) -> tuple[int, ...]:
+        shape = _cut(part)
+        if part.inputs is None:
+            return shape if part.rows is not None else (math.prod(shape),)
+        outputs = math.prod(shape) // part.inputs
+        return (part.inputs, outputs) if self.input_first else (outputs, part.inputs)
+
+    def _load(self, part: Part, piece: np.ndarray) -> np.ndarray:
+        if part.inputs is not None and not self.input_first:
+            piece = piece.T
+        array = piece.reshape(_cut(part))
+        spare = part.shape[part.rows_dim] - array.shape[part.rows_dim]
+        if not spare:
+            return array
+        return np.pad(array, [(0, spare if dim == part.rows_dim else 0) for dim in range(array.ndim)])
+
+    def _save(self, part: Part, array: np.ndarray) -> np.ndarray:
+        array = array[tuple(slice(size) for size in _cut(part))]
+        if part.inputs is None:
+            return array if part.rows is not None else array.reshape(-1)
+        matrix = array.reshape(part.inputs, -1)
+        return matrix if self.input_first else matrix.T
+
+
+def _cut(part: Part) -> tuple[int, ...]:
+    """The part's shape without spare rows."""
+    if part.rows is None:
+        return part.shape
+    return (*part.shape[: part.rows_dim], part.rows, *part.shape[part.rows_dim + 1 :])
+
+
+def hf_tensors(names: Names, model: Model) -> list[HfTensor]:
+    """The tensors of a model's checkpoint, layer by layer.
+
+    Args:
+        names: the family's `hf_names`.
+        model: whose weights they hold.
+    """
+    table = {paths if isinstance(paths, tuple) else (paths,): name for paths, name in names.items()}
+    paths_of = {path: paths for paths in table for path in paths}
+    found: dict[str, tuple[HfName, dict[str, Part]]] = {}
+    for path, info in flatten(model.info).items():
+        for local, layer, part in _parts(model, path, info):
+            assert local in paths_of, f"the family's hf_names lack {local}"
+            name = table[paths_of[local]]
+            name = HfName(name) if isinstance(name, str) else name
+            found.setdefault(name.template.format(layer=layer), (name, {}))[1][local] = part
+    tensors = [
+        HfTensor(full, tuple(parts[local] for local in paths_of[next(iter(parts))]), name.input_first)
+        for full, (name, parts) in found.items()
+    ]
+    return sorted(tensors, key=lambda tensor: _natural(tensor.name))
+
+
+def _parts(model: Model, path: str, info: WeightInfo) -> list[tuple[str, int | None, Part]]:
+    """A weight as (path within its block, layer, part), for each of its layers."""
+    match = _STACKED.fullmatch(path)
+    if match is None:
+        rows, dim = None, 0
+        if info.role == "embedding":
+            dim = info.axes.index("vocab") if "vocab" in info.axes else 0
+            rows = model.spec.vocab_size if "vocab" in info.axes else info.shape[dim]
+        is_map = info.matrix is not None and dim == 1  # a head [D, V] is a map; a table [V, D] is looked up
+        return [(path, None, Part(path, None, info.shape, info.shape[0] if is_map else None, rows, dim))]
+    stack, position, local = int(match[1]), int(match[2]), match[3]
+    stacks = model.spec.stacks
+    first = sum(len(each.pattern) * each.repeats for each in stacks[:stack])
+    inputs = None if info.matrix is None else math.prod(info.shape[dim] for dim in info.matrix[0])
+    return [
+        (local, first + repeat * len(stacks[stack].pattern) + position, Part(path, repeat, info.shape[1:], inputs))
+        for repeat in range(stacks[stack].repeats)
+    ]
+
+
+def _natural(name: str) -> list[Any]:
+    """Sorts layer 10 behind layer 9."""
+    return [(1, int(word), "") if word.isdigit() else (0, 0, word) for word in re.split(r"(\d+)", name)]

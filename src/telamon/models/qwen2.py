@@ -1,0 +1,43 @@
+"""Qwen2 and Qwen2.5, dense (Qwen team 2024): Llama's block with biases on queries, keys and values."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from telamon.config.registry import register_family
+from telamon.layers.attention import AttentionConfig
+from telamon.models.dense import OptionalWindow
+from telamon.models.hf_config import HfAttributes
+
+
+class QwenSizes(OptionalWindow):
+    """How Qwen's files spell a window: for the layers from `max_window_layers` on, where `use_sliding_window` says so."""
+
+    rope_theta: Annotated[float, Field(gt=0)] = Field(default=1_000_000.0, description="Base of the rotary wavelengths.")
+
+    @classmethod
+    def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
+        """See `DenseSizes`."""
+        hf.must_be("use_mrope", False, because="positions are those of text")
+        window, first = hf.get("sliding_window", 4096), hf.get("max_window_layers", 28)
+        window = window if hf.get("use_sliding_window", False) else None
+        return super().read_hf(hf) | cls.read_layers(hf, window=window, slides=lambda layer: layer >= first)
+
+    def to_hf(self) -> dict[str, Any]:
+        """See `DenseSizes`."""
+        slides = {"use_sliding_window": self.window is not None, "sliding_window": self.window, "layer_types": self.layer_types()}
+        return super().to_hf() | slides | {"max_window_layers": self.windowed_layers().index(True) if self.window else self.n_layers}
+
+
+@register_family
+class Qwen2Config(QwenSizes):
+    """Qwen2's sizes."""
+
+    family: str = Field(default="qwen2", description="Family of the model.")
+
+    hf_model_types: ClassVar[tuple[str, ...]] = ("qwen2",)
+    hf_architecture: ClassVar[str] = "Qwen2ForCausalLM"
+
+    def attention(self, *, windowed: bool = False) -> AttentionConfig:
+        """Adds the biases, which every Qwen2 has."""
+        return super().attention(windowed=windowed).model_copy(update={"qkv_bias": True})
