@@ -14,20 +14,25 @@ from pydantic import BaseModel
 
 import telamon
 from telamon.config import keys, registry, schema
+from telamon.layers import rope
 
 SOURCE = Path(telamon.__file__).parent
-# Read by name over all axes, in `AxisSizes.sizes`.
-BY_NAME = {(schema.AxisSizes, axis) for axis in schema.AXES}
+FAMILIES = [name for name in registry.families() if registry.family(name).__module__.startswith("telamon.")]
+# Read by name over all axes, in `AxisSizes.sizes`; and by pydantic, to tell kinds of scaling apart.
+BY_NAME = {(schema.AxisSizes, axis) for axis in schema.AXES} | {
+    (kind, "kind") for kind in (rope.LinearScaling, rope.Llama3Scaling, rope.YarnScaling)
+}
 
 
 def sections() -> dict[str, type[BaseModel]]:
     """Every class of the config, by name: the run's sections and the families' own."""
     found: dict[str, type[BaseModel]] = {"RunConfig": schema.RunConfig}
-    for name in ("llama", "qwen3"):
+    for name in FAMILIES:
         for key in keys.walk(registry.family(name)):
-            for base in key.section.__mro__ if key.section else ():
-                if issubclass(base, BaseModel) and base not in (BaseModel, schema.Section):
-                    found[base.__name__] = base
+            for section in (key.owner, key.section):
+                for base in section.__mro__ if section else ():
+                    if issubclass(base, BaseModel) and base not in (BaseModel, schema.Section):
+                        found[base.__name__] = base
     return found
 
 
@@ -122,13 +127,12 @@ def reads() -> set[tuple[type[BaseModel], str]]:
     return visitor.found | BY_NAME
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_declared_field_is_read(reads, name):
     declared = {}
     for key in keys.walk(registry.family(name)):
-        parent, _, field = key.path.rpartition(".")
-        section = keys.find(registry.family(name), parent.removesuffix(".*"))
-        declared[key.path] = (owner(section.section if section and section.section else schema.RunConfig, field), field)
+        field = key.path.rpartition(".")[2]
+        declared[key.path] = (owner(key.owner, field), field)
     unread = [path for path, read in declared.items() if read not in reads]
     assert not unread, f"declared, but nothing reads them: {', '.join(unread)}"
 

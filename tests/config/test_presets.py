@@ -14,10 +14,10 @@ def test_a_run_preset_loads_and_its_head_says_what_to_expect(name):
 
 
 @pytest.mark.parametrize("name", presets.names("models"))
-def test_a_model_preset_gives_every_size_of_its_family_but_those_with_a_usual_value(name):
+def test_a_model_preset_gives_every_size_of_its_family(name):
     loaded = load_run(overrides=[f"model.preset={name}"])
-    usual = {"preset", "norm_eps", "rope_theta", "attention_bias", "mlp_bias"}
-    for key in set(loaded.value("model")) - usual:
+    sizes = {"family", "vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "n_positions", "tie_embeddings"}
+    for key in set(loaded.value("model")) & (sizes | {"published_parameters"}):
         assert f"in the preset {name}" in loaded.origin(f"model.{key}"), key
 
 

@@ -25,7 +25,7 @@ def test_parameters_are_counted_from_the_tree(family: str, tied: bool, parameter
     assert model.parameter_count == parameters
     assert model.parameter_count == sum(leaf.size for leaf in jax.tree.leaves(model.abstract()))
     assert model.matmul_parameters == matmul
-    assert model.attention_widths == [8, 8]
+    assert [block.mixer.attention_width for block in model.spec.blocks] == [8, 8]
 
 
 def test_making_a_model_allocates_nothing():

@@ -19,7 +19,10 @@ class Key:
 
     path: str
     field: FieldInfo
-    section: type[BaseModel] | None  # the model class of a section, or of the items of a list of sections
+    owner: type[BaseModel]  # the class it is a field of
+    section: (
+        type[BaseModel] | None
+    )  # the model class of a section, or of the items of a list of sections; the first where it is one of several
     many: bool  # a list of sections
 
     @property
@@ -38,14 +41,19 @@ class Key:
 def walk(model: type[ModelConfig], root: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[Key]:
     """Every key of a run whose `model` section is of class `model`, sections before their settings.
 
-    The items of a list of sections appear under `*`, such as `data.sources.*.path`.
+    The items of a list of sections appear under `*`, such as `data.sources.*.path`. Where a section is one of several kinds,
+    the settings of all kinds appear.
     """
     for name, field in root.model_fields.items():
         path = prefix + name
-        section, many = (model, False) if field.annotation is ModelConfig else _section(field.annotation)
-        yield Key(path, field, section, many)
-        if section is not None:
-            yield from walk(model, section, f"{path}.*." if many else f"{path}.")
+        sections, many = ([model], False) if field.annotation is ModelConfig else _sections(field.annotation)
+        yield Key(path, field, root, sections[0] if sections else None, many)
+        seen: set[str] = set()
+        for section in sections:
+            for key in walk(model, section, f"{path}.*." if many else f"{path}."):
+                if key.path not in seen:
+                    seen.add(key.path)
+                    yield key
 
 
 def find(model: type[ModelConfig], path: str) -> Key | None:
@@ -69,14 +77,12 @@ def nearest(model: type[ModelConfig], path: str) -> str | None:
     return elsewhere[close[0]] if close else None
 
 
-def _section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+def _sections(annotation: Any) -> tuple[list[type[BaseModel]], bool]:
+    """The section classes in an annotation, and whether it is a list of them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, False
-    for part in get_args(annotation):
-        section, _ = _section(part)
-        if section is not None:
-            return section, get_origin(annotation) is tuple
-    return None, False
+        return [annotation], False
+    parts = [_sections(part)[0] for part in get_args(annotation)]
+    return [section for found in parts for section in found], get_origin(annotation) is tuple and any(parts)
 
 
 def _type_name(annotation: Any) -> str:
