@@ -212,6 +212,14 @@ GEMMA = [
         ),
     ),
     Variant(
+        "gemma2-older",
+        "older spelling, without layer types",
+        "Gemma2Config",
+        {},
+        weights_of="gemma2",
+        spelling=older(omit=("tie_word_embeddings",), cache_implementation="hybrid"),
+    ),
+    Variant(
         "gemma2-mha",
         "without caps, as many kv heads as query heads",
         "Gemma2Config",
@@ -328,6 +336,7 @@ OLMO = [
         OLMO3_YARN,
         (rope(5e5), _scaled(YARN, attention_factor=1.0)),
     ),
+    Variant("olmo3-yarn-older", "older spelling, without layer types", "Olmo3Config", {}, weights_of="olmo3-yarn", spelling=older()),
     Variant(
         "olmo3-yarn-trained",
         "YaRN on full-attention layers only, as the model was trained",

@@ -35,7 +35,8 @@ def older_gemma3(config: Config) -> Config:
 
 def _common(config: Config) -> Config:
     renamed = {"torch_dtype": config["dtype"], "transformers_version": "4.50.0"}
-    return {key: value for key, value in config.items() if key not in {"dtype", "rope_parameters", "layer_types"}} | renamed
+    newer = {"dtype", "rope_parameters", "layer_types", "use_bidirectional_attention"}
+    return {key: value for key, value in config.items() if key not in newer} | renamed
 
 
 def _scaling(parameters: Config, key: str) -> Config | None:
