@@ -25,12 +25,17 @@ def sizes(arch: str, **changes: Any) -> dict[str, Any]:
     return {f"{arch}.{key}": value for key, value in known.items() if value is not None}
 
 
-def write(path: Path, arch: str, metadata: dict[str, Any], tensors: dict[str, Any] | None = None) -> Path:
-    """Write a file. A tensor is an array, stored as it is, or a pair of bytes u8[rows, bytes] and the name of their quantisation."""
-    writer = gguf.GGUFWriter(path, arch)
+def write(path: Path, arch: str, metadata: dict[str, Any], tensors: dict[str, Any] | None = None, **options: Any) -> Path:
+    """Write a file. A tensor is an array, stored as it is, or a pair of bytes u8[rows, bytes] and the name of their quantisation.
+
+    There is an embedding of zeros unless `tensors` have another, or None for none.
+    """
+    writer = gguf.GGUFWriter(path, arch, **options)
     for key, value in metadata.items():
         add(writer, key, value)
     for name, tensor in {"token_embd.weight": np.zeros((V, D), np.float32), **(tensors or {})}.items():
+        if tensor is None:
+            continue
         array, kind = tensor if isinstance(tensor, tuple) else (tensor, None)
         if array.dtype.name == "bfloat16":
             array, kind = array.view(np.uint8), "BF16"

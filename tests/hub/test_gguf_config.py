@@ -136,9 +136,9 @@ def test_a_window_makes_a_mistral(tmp_path: Path):
 
 @pytest.mark.parametrize(("arch", "layers"), [("gemma2", 46), ("gemma3", 62)])
 def test_gemmas_27b_divides_queries_by_the_width_of_the_model_over_its_heads(tmp_path: Path, arch: str, layers: int):
-    known = {"block_count": layers, "attention__key_length": 16, "attention__sliding_window": 12}
+    known = {"block_count": layers, "embedding_length": 40, "attention__key_length": 16, "attention__sliding_window": 12}
     caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0} if arch == "gemma2" else {}
-    assert config(tmp_path, arch, tiny.sizes(arch, **known, **caps))["query_pre_attn_scalar"] == 32 // 4
+    assert config(tmp_path, arch, tiny.sizes(arch, **known, **caps))["query_pre_attn_scalar"] == 40 // 4
     assert config(tmp_path, arch, tiny.sizes(arch, **(known | {"block_count": 26}), **caps))["query_pre_attn_scalar"] == 16
 
 

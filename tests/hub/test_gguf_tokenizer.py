@@ -77,6 +77,7 @@ def test_a_byte_level_tokenizer_gives_the_ids_it_was_made_with(tmp_path: Path, p
         ("gpt-2", "don't 12345  x!\n\n y", ["don", "'t", " 12345", " ", " x", "!", "\n\n", " y"]),
         ("smollm", "a 123 b½", ["a", " ", "1", "2", "3", " b", "½"]),
         ("llama-bpe", "I'LL 12345 go.\n\n  yes", ["I", "'LL", " ", "123", "45", " go", ".\n\n", " ", " yes"]),
+        ("llama-bpe", "I'LLx", ["I", "'LL", "x"]),
         ("llama-bpe", "(x)\t数学", ["(x", ")", "\t数学"]),
         ("qwen2", "I'LL 123 go.\n\n  yes", ["I", "'LL", " ", "1", "2", "3", " go", ".\n\n", " ", " yes"]),
         ("default", "x=12345+y", ["x", "=", "123", "45", "+", "y"]),
@@ -178,7 +179,17 @@ def test_pieces_are_joined_by_score_not_by_id(tmp_path: Path):
     for scores, expected in [([-1.0, -2.0], ["ab", "c"]), ([-2.0, -1.0], ["a", "bc"])]:
         inner = read(tmp_path, metadata | {"ggml.scores": [0.0] * 3 + [-9.0] * 3 + scores})
         assert inner.encode("abc").tokens == expected
-        assert inner.encode("axb").tokens == ["a", "<unk>", "b"]  # no bytes to fall back on
+        assert inner.encode("axyb").tokens == ["a", "<unk>", "b"]  # no bytes to fall back on
+
+
+def test_no_text_is_joined_to_a_control_token(tmp_path: Path):
+    _, metadata = spm_like(prefix=False)
+    metadata["ggml.tokens"] = [*metadata["ggml.tokens"], "<", "s>", ">"]
+    metadata["ggml.token_type"] = [*metadata["ggml.token_type"], NORMAL, NORMAL, NORMAL]
+    metadata["ggml.scores"] = [*metadata["ggml.scores"], -900.0, -901.0, -902.0]
+    inner = read(tmp_path, metadata)
+    inner.encode_special_tokens = True  # a text that only spells one, as a document may
+    assert inner.encode("<s>", add_special_tokens=False).tokens == ["<", "s>"]
 
 
 def test_tokens_that_a_models_makers_added_are_found_first(tmp_path: Path):
@@ -240,6 +251,7 @@ def changed(metadata: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ({"eos_token_id": 4000}, DataError, "tokenizer.ggml.eos_token_id is 4000, and there are"),
         ({"bos_token_id": None, "add_bos_token": True}, DataError, "add_bos_token is true, and there is no tokenizer.ggml.bos_token_id"),
         ({"add_space_prefix": True}, ConfigError, "tokenizer.ggml.add_space_prefix is True"),
+        ({"add_sep_token": True}, ConfigError, "tokenizer.ggml.add_sep_token is True"),
         ({"normalizer.lowercase": True}, ConfigError, "does not know: tokenizer.ggml.normalizer.lowercase=True"),
     ],
 )
