@@ -229,6 +229,12 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path):
     refused(tiny.write(path, "llama", {}, endianess=gguf.GGUFEndian.BIG), ConfigError, "big-endian", "gguf_convert_endian.py")
 
 
+def test_a_text_that_is_damaged_is_refused_by_its_key(tmp_path: Path):
+    path = tiny.write(tmp_path / "a.gguf", "llama", tiny.sizes("llama") | {"llama.rope.scaling.type": "linear"})
+    path.write_bytes(path.read_bytes().replace(b"linear", b"lin\xffar"))
+    refused(path, DataError, "is damaged: the metadata llama.rope.scaling.type is no UTF-8 text")
+
+
 def test_a_quantisation_of_the_future_is_refused(tmp_path: Path):
     path = tiny.write(tmp_path / "a.gguf", "llama", tiny.sizes("llama"))
     name = b"token_embd.weight"

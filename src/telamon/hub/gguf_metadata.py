@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from telamon.errors import ConfigError
+from telamon.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from gguf import ReaderField
@@ -24,11 +24,14 @@ class Metadata:
         return key in self._fields
 
     def get[T, D](self, key: str, kind: type[T], default: D) -> T | D:
-        """The value of `key`, or `default` where the file has none. Raises ConfigError where it is of another kind than `kind`."""
+        """The value of `key`, or `default` where the file has none.
+
+        Raises ConfigError where it is of another kind than `kind`, DataError where it is damaged.
+        """
         self._used.add(key)
         if key not in self._fields:
             return default
-        value: Any = self._fields[key].contents()
+        value = self._decoded(key)
         if kind is float and type(value) in (int, float):
             value = _shortest(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -56,11 +59,17 @@ class Metadata:
         known = self._used | {prefix + key for key in harmless}
         unknown = [key for key in self._fields if key.startswith(prefix) and key not in known]
         if unknown:
-            listed = ", ".join(f"{key}={_shown(self._fields[key].contents())}" for key in unknown)
+            listed = ", ".join(f"{key}={_shown(self._decoded(key))}" for key in unknown)
             raise ConfigError(
                 f"{self.path}: metadata that may change the model's numbers and that this program does not know: {listed}; "
                 "import the model's original Hugging Face folder instead"
             )
+
+    def _decoded(self, key: str) -> Any:
+        try:
+            return self._fields[key].contents()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.path} is damaged: the metadata {key} is no UTF-8 text ({error.reason}); fetch it again") from error
 
 
 def _shortest(value: float) -> float:
