@@ -31,7 +31,7 @@ class Metadata:
         self._used.add(key)
         if key not in self._fields:
             return default
-        value = self._decoded(key)
+        value: Any = self._decoded(key)
         if kind is float and type(value) in (int, float):
             value = _shortest(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -41,7 +41,7 @@ def _open_path(path: Path) -> TensorSource:
 
         return SafetensorsFolder(path)
     if path.suffix == ".gguf":
-        from telamon.hub.gguf_file import GgufFile  # pyright: ignore[reportMissingImports]
+        from telamon.hub.gguf_file import GgufFile
 
         return GgufFile(path)
     if path.suffix in (".safetensors", ".json"):
