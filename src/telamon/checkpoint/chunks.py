@@ -3,6 +3,8 @@
 Reading or writing a part takes the memory of a few chunks, whatever the array's size.
 """
 
+import ctypes
+import gc
 import math
 import os
 from typing import Any
@@ -15,6 +17,7 @@ from etils import epath
 _LEAST, _MOST = 1 << 20, 1 << 26
 _AT_ONCE = {"file_io_concurrency": {"limit": 4}, "data_copy_concurrency": {"limit": 2}}
 _NODE_BYTES = 1 << 16
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...]:
@@ -42,7 +45,9 @@ def contiguous(array: np.ndarray) -> np.ndarray:
     if array.flags.c_contiguous or array.dtype.itemsize > 4:  # JAX would cut longer words
         return np.ascontiguousarray(array)
     words = array.view(f"u{array.dtype.itemsize}")
-    return np.asarray(jax.device_put(words, jax.local_devices(backend="cpu")[0])).view(array.dtype)
+    copy = np.asarray(jax.device_put(words, jax.local_devices(backend="cpu")[0])).view(array.dtype)
+    gc.collect(0)  # JAX gives up its reference to `array`, a whole tensor, at the next collection of garbage
+    return copy
 
 
 def create(
@@ -69,7 +74,19 @@ def open_to_read(folder: epath.Path, name: str, context: ts.Context) -> ts.Tenso
 
 def new_context() -> ts.Context:
     """Few reads and writes at a time, for the memory's sake."""
+    _return_freed_memory()
     return ts.Context(_AT_ONCE)
+
+
+def _return_freed_memory() -> None:
+    """Let the C library give memory of tensors back as it is freed, from now on, where it can be told so.
+
+    glibc takes blocks from the system one by one only if they are longer than any that was ever freed, up to 32 MB, and the
+    rest from a heap. There, a chunk that is still being written keeps the room of a whole tensor before it from being reused.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LEAST // 2)
 
 
 def _spec(folder: epath.Path, name: str, database: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -16,7 +17,8 @@ from etils import epath
 
 FILE_NAME = "manifest.json"
 FORMAT = 1
-_CHUNK = 1 << 24
+_CHUNK = 1 << 20
+_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ def _array_info(fields: dict[str, Any]) -> ArrayInfo:
 
 def scan(checkpoint: epath.Path) -> dict[str, tuple[int, int]]:
     """Size and CRC-32 of every file of `checkpoint` but the manifest, as read back from the disk."""
-    return {str(path.relative_to(checkpoint)): _size_and_crc(path) for path in _files(checkpoint) if path.name != FILE_NAME}
+    paths = [path for path in _files(checkpoint) if path.name != FILE_NAME]
+    with ThreadPoolExecutor(_THREADS) as pool:  # reading and summing let go of the interpreter
+        return dict(zip((str(path.relative_to(checkpoint)) for path in paths), pool.map(_size_and_crc, paths), strict=True))
 
 
 def damage(checkpoint: epath.Path) -> str | None:
@@ -80,18 +84,23 @@ def damage(checkpoint: epath.Path) -> str | None:
         manifest = Manifest.read(checkpoint)
     except ValueError as error:
         return str(error)
-    for name, (size, crc) in manifest.files.items():
-        path = checkpoint / name
-        try:
-            found_size = path.stat().length
-            if found_size != size:
-                return f"{name} has {found_size} bytes of {size}"
-            if _size_and_crc(path) != (size, crc):
-                return f"{name} was altered (its CRC-32 does not match)"
-        except FileNotFoundError:
-            return f"{name} is missing"
-        except OSError as error:
-            return f"{name} cannot be read ({error})"
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = pool.map(lambda file: _file_damage(checkpoint, file[0], *file[1]), manifest.files.items())
+        return next((problem for problem in found if problem), None)
+
+
+def _file_damage(checkpoint: epath.Path, name: str, size: int, crc: int) -> str | None:
+    path = checkpoint / name
+    try:
+        found_size = path.stat().length
+        if found_size != size:
+            return f"{name} has {found_size} bytes of {size}"
+        if _size_and_crc(path) != (size, crc):
+            return f"{name} was altered (its CRC-32 does not match)"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read ({error})"
     return None
 
 

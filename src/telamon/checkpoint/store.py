@@ -32,7 +32,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from telamon.checkpoint import manifest, retention, trees
+from telamon.checkpoint import layouts, manifest, retention, trees
 from telamon.checkpoint.manifest import ArrayInfo, Manifest
 from telamon.errors import CheckpointError
 from telamon.watch import phases
@@ -40,6 +40,7 @@ from telamon.watch import phases
 STATE = "state"
 _STEP = re.compile(r"step_(\d{8,})")
 _PENDING = re.compile(r"(step_\d{8,})\.pending")
+_READ_WHOLE = 1 << 22
 _log = logging.getLogger(__name__)
 
 
@@ -296,16 +297,27 @@ class CheckpointStore:
         folder = self.path(contents.step)
         saved = {name: info for name, info in contents.arrays.items() if name.startswith(prefix)}
         wanted = trees.named_leaves(abstract, prefix)
-        trees.check_fits(saved, wanted, checkpoint=str(folder), target=target)
-        placed = {name: trees.to_abstract(leaf, saved[name]) for name, leaf in wanted.items()}
+        cut_alike = layouts.layouts(saved) == layouts.layouts(wanted)
+        compared = (saved, wanted) if cut_alike else (layouts.by_layer(saved), layouts.by_layer(wanted))
+        trees.check_fits(*compared, checkpoint=str(folder), target=target)
+        placed = {name: trees.to_abstract(leaf) for name, leaf in wanted.items()}
+        groups = [] if cut_alike else layouts.moves(saved, wanted)
+        moved = {name for group in groups for name in group}
+        found = self._read(folder, saved, {name: leaf for name, leaf in placed.items() if name not in moved})
+        for group in groups:
+            found |= layouts.restack(group, saved, placed, lambda leaves: self._read(folder, saved, leaves))
+        return jax.tree.unflatten(jax.tree.structure(abstract), [found[name] for name in wanted])
+
+    def _read(self, folder: epath.Path, saved: dict[str, ArrayInfo], leaves: dict[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        """Arrays by name. What is asked for was compared with the manifest already."""
+        stored = {name: trees.to_abstract_stored(leaf, saved[name]) for name, leaf in leaves.items()}
         try:
             with _context():
-                loaded = ocp.load(folder, trees.nest({n: leaf for n, leaf in placed.items() if leaf.size}), checkpointable_name=STATE)
+                loaded = ocp.load(folder, trees.nest({n: leaf for n, leaf in stored.items() if leaf.size}), checkpointable_name=STATE)
         except Exception as error:
             raise CheckpointError(f"the checkpoint {folder} cannot be read: {_file_and_reason(error, folder)}") from error
-        found = {name: trees.lookup(loaded, name) if leaf.size else trees.empty(leaf) for name, leaf in placed.items()}
-        arrays = [trees.from_stored(array, saved[name]) for name, array in found.items()]
-        return jax.tree.unflatten(jax.tree.structure(abstract), arrays)
+        arrays = {name: trees.lookup(loaded, name) if leaf.size else trees.empty(leaf) for name, leaf in stored.items()}
+        return {name: trees.from_stored(array, saved[name]) for name, array in arrays.items()}
 
     def contents(self, step: int) -> Manifest:
         """The manifest of the checkpoint of `step`, once every byte of it was checked. Raises CheckpointError as `restore` does."""
@@ -356,11 +368,20 @@ def _context(patience: float | None = None) -> ocp.Context:
         context.async_options.timeout_secs = int(patience)
     # Weights hardly compress (7 %), and trying takes nine tenths of the time of a save.
     context.array.saving.use_compression = False
+    context.array.saving.scoped_storage_options_creator = _storage
     # A background thread that fails to make a folder leaves the writers waiting for it for 20 minutes.
     context.async_options.create_directories_asynchronously = False
     # What is asked for was compared with the manifest already.
     context.pytree.loading.partial_load = True
     return context
+
+
+def _storage(key: Any, value: Any) -> ocp.options.ArrayOptions.Saving.StorageOptions | None:
+    """A chunk for each layer, so that a layer can be read without the others; small arrays are read whole."""
+    large = isinstance(value, jax.Array) and value.nbytes > _READ_WHOLE
+    if large and layouts.is_stacked(jax.tree_util.keystr(key, simple=True, separator=".")):
+        return ocp.options.ArrayOptions.Saving.StorageOptions(shard_axes=(0,))
+    return None
 
 
 def _file_and_reason(error: BaseException, folder: epath.Path) -> str:

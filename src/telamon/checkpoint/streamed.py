@@ -76,10 +76,10 @@ class StreamedWriter:
         target = leaf.array if index is None else leaf.array[index]
         try:
             for rows in leaf.row_blocks():
+                block = chunks.contiguous(array[rows])
+                block = block.copy() if np.may_share_memory(block, array) else block
                 self._wait_for_room()
-                written = target[rows].write(chunks.contiguous(array[rows]))
-                written.copy.result()
-                self._in_flight.append(written)
+                self._in_flight.append(target[rows].write(block, can_reference_source_data_indefinitely=True))
         except Exception as error:
             raise self._store.write_error(self._step, error) from error
         self._missing[path].remove(index)

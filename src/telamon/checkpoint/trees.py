@@ -63,13 +63,18 @@ def to_stored(leaf: jax.Array) -> jax.Array:
     return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
-def to_abstract(leaf: Any, info: ArrayInfo) -> jax.ShapeDtypeStruct:
-    """What Orbax is asked to read for an abstract leaf; without a sharding, onto the first local device."""
+def to_abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape, type and place of a leaf; without a sharding, on the first local device."""
     sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    if info.key_impl is not None:
-        assert info.stored_shape is not None
-        return jax.ShapeDtypeStruct(info.stored_shape, jnp.uint32, sharding=sharding)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def to_abstract_stored(leaf: jax.ShapeDtypeStruct, info: ArrayInfo) -> jax.ShapeDtypeStruct:
+    """What Orbax is asked to read for an abstract leaf."""
+    if info.key_impl is None:
+        return leaf
+    assert info.stored_shape is not None
+    return jax.ShapeDtypeStruct(info.stored_shape, jnp.uint32, sharding=leaf.sharding)
 
 
 def empty(leaf: jax.ShapeDtypeStruct) -> jax.Array:
