@@ -72,6 +72,8 @@ def gradients(model: Any, ids: np.ndarray, names: dict[str, str]) -> Arrays:
     """
     tokens = torch.from_numpy(ids)
     model.zero_grad()
+    # A table with a pad id gets no gradient from that id's look-ups, though here it is a token like any other.
+    model.get_input_embeddings().padding_idx = None
     out = logits(model, tokens)
     loss = torch.nn.functional.cross_entropy(out[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()

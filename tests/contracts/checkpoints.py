@@ -1,0 +1,129 @@
+"""Reference fixtures as models of ours, for the tests of this folder."""
+
+import functools
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from reference import fixtures
+
+from telamon.hub.safetensors_folder import SafetensorsFolder
+from telamon.models.hf import config_from_hf
+from telamon.models.hf_family import HfFamily
+from telamon.models.hf_weights import HfTensor
+from telamon.models.weights import Model, Weights, flatten
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fixture, and the model that its files describe."""
+
+    fixture: fixtures.Fixture
+    config: HfFamily
+    model: Model
+    weights: Weights
+
+    @property
+    def tensors(self) -> list[HfTensor]:
+        return self.config.tensors(self.model)
+
+
+@functools.cache
+def load(name: str, **changes: Any) -> Case:
+    """A fixture's model; `changes` are fields of its config."""
+    fixture = fixtures.load(name)
+    sizes = config(fixture).model_copy(update=changes)
+    model = Model(sizes.spec())
+    return Case(fixture, sizes, model, to_tree(model, sizes.tensors(model), tensors_of(fixture, sizes)))
+
+
+def config(fixture: fixtures.Fixture) -> HfFamily:
+    """The sizes in a fixture's config.json."""
+    sizes = config_from_hf(fixture.config, source=f"{fixture.name}/config.json")
+    # Transformers 5.12.1 stretches OLMo 3's sliding layers too; the model was trained otherwise, and that is our default.
+    as_transformers = fixture.config["model_type"] == "olmo3" and fixture.meta.get("rope_on_sliding_layers") != "plain"
+    return sizes.model_copy(update={"scale_sliding_rope": True}) if as_transformers else sizes
+
+
+def tensors_of(fixture: fixtures.Fixture, config: HfFamily) -> dict[str, np.ndarray]:
+    """The checkpoint's tensors that the model needs, under their canonical names."""
+    with tempfile.TemporaryDirectory() as folder, SafetensorsFolder(fixture.checkpoint(Path(folder))) as source:
+        names = {config.canonical(name): name for name in source.tensors}
+        return {canonical: np.array(source.read(name)) for canonical, name in names.items() if canonical is not None}
+
+
+def to_tree(model: Model, tensors: list[HfTensor], arrays: dict[str, np.ndarray]) -> Weights:
+    """Weights in float32 from the file's tensors."""
+    flat = {path: np.zeros(info.shape, np.float32) for path, info in flatten(model.info).items()}
+    for tensor in tensors:
+        for part, array in zip(tensor.parts, tensor.to_ours(arrays[tensor.name]), strict=True):
+            flat[part.path][... if part.index is None else part.index] = array
+    return _nested(model, flat)
+
+
+def _nested(model: Model, flat: dict[str, np.ndarray]) -> Weights:
+    paths = iter(flatten(model.info))
+    return model.map_info(lambda info: jnp.asarray(flat[next(paths)]))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What our model says to everything a fixture asks, from one compiled program."""
+
+    logits: np.ndarray
+    """[2, T, V] of the plain rows."""
+    packed: np.ndarray
+    padded: np.ndarray
+    long: np.ndarray
+    jump: np.ndarray
+    loss: float
+    gradients: dict[str, np.ndarray]
+    """By Hugging Face name, in the file's shape."""
+
+
+@functools.cache
+def ask(name: str) -> Answers:
+    """All rows of a fixture in one batch, padded on the right to the longest; the loss is of the first two alone."""
+    case = load(name)
+    e = case.fixture.expected
+    T = max(len(e["padded_ids"]), e["ids"].shape[1])
+    rows = [_row(ids, np.arange(len(ids)), np.ones_like(ids), T) for ids in e["ids"]]
+    documents = [(np.arange(size), np.full(size, number)) for number, size in enumerate(e["packed_lengths"], 1)]
+    rows.append(_row(e["packed_ids"], *(np.concatenate(x) for x in zip(*documents, strict=True)), T))
+    rows.append(_row(e["padded_ids"], e["padded_positions"], e["padded_mask"], T))
+    ones = np.ones_like(e["long_ids"])
+    rows += [_row(e["long_ids"], np.arange(len(ones)) + offset, ones, T) for offset in e["long_offsets"]]
+    rows.append(_row(e["long_ids"], e["jump_positions"], ones, T))
+    tokens, positions, segments = (np.stack(x).astype(np.int32) for x in zip(*rows, strict=True))
+
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def loss(weights: Weights) -> tuple[jax.Array, jax.Array]:
+        decoder = case.model.bind(weights)
+        logits = decoder.logits(decoder(tokens, positions=positions, segments=segments).hidden)
+        length = e["ids"].shape[1]
+        scores = jax.nn.log_softmax(logits[:2, : length - 1])
+        return -jnp.mean(jnp.take_along_axis(scores, tokens[:2, 1:length, None], axis=-1)), logits
+
+    (value, logits), gradients = jax.jit(loss)(case.weights)
+    logits, flat = np.asarray(logits), {path: np.asarray(x) for path, x in flatten(gradients).items()}
+    return Answers(
+        logits=logits[:2, : e["ids"].shape[1]],
+        packed=logits[2, : len(e["packed_ids"])],
+        padded=logits[3][np.flatnonzero(e["padded_mask"])],
+        long=logits[4:-1, : len(ones)],
+        jump=logits[-1, : len(ones)],
+        loss=float(value),
+        gradients={
+            tensor.name: tensor.to_hf([flat[part.path][... if part.index is None else part.index] for part in tensor.parts])
+            for tensor in case.tensors
+        },
+    )
+
+
+def _row(ids: np.ndarray, positions: np.ndarray, segments: np.ndarray, length: int) -> tuple[np.ndarray, ...]:
+    spare = length - len(ids)
+    return tuple(np.pad(x, (0, spare)) for x in (ids, positions, segments))

@@ -1,0 +1,136 @@
+"""config.json of every family: both spellings, the way back, and refusals by name."""
+
+from typing import Any
+
+import checkpoints
+import pytest
+from reference import fixtures
+
+from telamon.errors import ConfigError
+from telamon.models.hf import config_from_hf, hf_families
+
+OLDER = fixtures.names()
+RESPELT = {
+    name: fixtures.load(name).meta["same_as"]["expected.npz"] for name in OLDER if "expected.npz" in fixtures.load(name).meta["same_as"]
+}
+ONE_EACH = {fixtures.load(name).config["model_type"]: name for name in reversed(fixtures.names())}
+
+
+def test_every_family_has_fixtures():
+    assert set(ONE_EACH) == set(hf_families())
+
+
+@pytest.mark.parametrize("name", [name for name in RESPELT if name != "olmo3-yarn-trained"])
+def test_the_older_spelling_means_the_same(name: str):
+    """`torch_dtype`, `rope_theta` beside `rope_scaling` with `type`, and attributes left out."""
+    assert fixtures.load(name).config != fixtures.load(RESPELT[name]).config
+    assert checkpoints.config(fixtures.load(name)) == checkpoints.config(fixtures.load(RESPELT[name]))
+
+
+@pytest.mark.parametrize("name", fixtures.names())
+def test_what_is_written_is_read_back_as_the_same(name: str):
+    config = config_from_hf(fixtures.load(name).config)
+    assert config_from_hf(config.to_hf()) == config
+
+
+@pytest.mark.parametrize("model_type", ONE_EACH)
+def test_an_unknown_attribute_is_refused_by_name(model_type: str):
+    raw = fixtures.load(ONE_EACH[model_type]).config
+    text = {"text_config": raw["text_config"] | {"residual_multiplier": 0.22}} if "text_config" in raw else {"residual_multiplier": 0.22}
+    with pytest.raises(ConfigError, match=r"somewhere/config.json: not known here: residual_multiplier=0.22; it may change"):
+        config_from_hf(raw | text, source="somewhere/config.json")
+
+
+LLAMA = fixtures.load("llama-llama3").config
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "lama"}, "model_type='lama' belongs to no family here; did you mean 'llama'"),
+        ({"model_type": "mamba"}, "model_type='mamba' belongs to no family here; those that can be read: gemma, gemma2"),
+        ({"model_type": None}, "lacks model_type"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures=.*cannot be read; of model_type llama: LlamaForCausalLM"),
+        ({"hidden_act": "relu"}, "hidden_act='relu' cannot be read; the family has this activation alone: 'silu'"),
+        ({"hidden_size": "32"}, "hidden_size='32' cannot be read; a positive whole number is needed"),
+        ({"num_key_value_heads": 3}, "n_heads=2 is not divisible by model.n_kv_heads=3"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type='dynamic' cannot be read; rotary types that are built: default, linear",
+        ),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters lacks factor"),
+        ({"rope_parameters": YARN | {"short_factor": [1.0]}}, "rope_parameters: not known here: short_factor"),
+        (
+            {"rope_parameters": YARN | {"partial_rotary_factor": 0.5}},
+            "partial_rotary_factor=0.5 cannot be read; this family turns whole heads",
+        ),
+        ({"rope_interleaved": True}, "rope_interleaved=True cannot be read; queries and keys are paired by halves"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"the weights are quantised \(fp8\)"),
+    ],
+    ids=str,
+)
+def test_what_would_change_numbers_is_refused_by_name(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        config_from_hf(LLAMA | changes)
+
+
+@pytest.mark.parametrize("missing", ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"])
+def test_a_missing_size_is_named(missing: str):
+    with pytest.raises(ConfigError, match=f"config.json lacks {missing}"):
+        config_from_hf({name: value for name, value in LLAMA.items() if name != missing})
+
+
+@pytest.mark.parametrize(
+    ("fixture", "changes", "message"),
+    [
+        (
+            "gemma3",
+            {"layer_types": ["chunked_attention"] * 7},
+            "layer_types='chunked_attention' cannot be read; known layers: sliding_attention",
+        ),
+        ("gemma3", {"layer_types": ["full_attention"]}, "layer_types='a list of 1' cannot be read; num_hidden_layers says 7"),
+        (
+            "gemma3",
+            {"use_bidirectional_attention": True},
+            "use_bidirectional_attention=True cannot be read; a decoder attends to what came before",
+        ),
+        ("olmo2", {"clip_qkv": 8.0}, "clip_qkv=8.0 cannot be read; only OLMo 1 clips"),
+        ("qwen2", {"use_mrope": True}, "use_mrope=True cannot be read"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True cannot be read"),
+    ],
+)
+def test_what_belongs_to_other_models_is_refused_by_name(fixture: str, changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        config_from_hf(fixtures.load(fixture).config | changes)
+
+
+def test_what_a_file_leaves_out_is_what_transformers_takes():
+    gemma = fixtures.load("gemma").config
+    assert config_from_hf({name: value for name, value in gemma.items() if name != "tie_word_embeddings"}).tie_embeddings
+    assert not config_from_hf({name: value for name, value in LLAMA.items() if name != "tie_word_embeddings"}).tie_embeddings
+    mistral: Any = config_from_hf({name: value for name, value in fixtures.load("mistral").config.items() if name != "sliding_window"})
+    assert mistral.window == 4096, "a file must say null to have no window"
+    qwen3: Any = config_from_hf({name: value for name, value in fixtures.load("qwen3").config.items() if name != "head_dim"})
+    assert qwen3.head_dim == 128
+    wide: Any = config_from_hf({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "hidden_size": 2560}})
+    assert (wide.n_heads, wide.n_kv_heads, wide.head_dim, wide.vocab_size, wide.window, wide.tie_embeddings) == (
+        8,
+        4,
+        256,
+        262_208,
+        4096,
+        True,
+    )
+
+
+def test_gemma_1_files_that_say_gelu_mean_the_tanh_form():
+    """The published files say gelu, and the model was trained with the approximation."""
+    gemma = config_from_hf(fixtures.load("gemma").config | {"hidden_act": "gelu"})
+    assert gemma == config_from_hf(fixtures.load("gemma").config)
+    assert gemma.to_hf()["hidden_act"] == "gelu_pytorch_tanh"
+
+
+def test_theta_is_the_files_and_not_the_familys():
+    qwen: Any = config_from_hf(fixtures.load("qwen3").config | {"rope_parameters": {"rope_type": "default", "rope_theta": 123_456.0}})
+    assert qwen.rope_theta == 123_456.0
