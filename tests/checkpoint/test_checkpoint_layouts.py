@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from telamon.checkpoint import layouts
 from telamon.checkpoint.store import CheckpointStore
-from telamon.checkpoint.streamed import StreamedWriter
+from telamon.checkpoint.streamed import StreamedReader, StreamedWriter
 from telamon.errors import CheckpointError
 from telamon.layers.attention import AttentionConfig
 from telamon.layers.mlp import GatedMLPConfig
@@ -134,6 +134,21 @@ def test_layers_streamed_one_by_one_in_16_bits_restore_stacked(tmp_path, origina
     for got_leaf, want in zip(jax.tree.leaves(got), jax.tree.leaves(half), strict=True):
         assert got_leaf.dtype == jnp.float32
         np.testing.assert_array_equal(got_leaf, want.astype(jnp.float32))
+
+
+def test_layers_are_read_one_by_one_however_they_are_stacked(tmp_path, original):
+    first, weights, _ = original
+    with CheckpointStore(tmp_path) as store:
+        store.save(0, {"weights": weights}, {})
+    wanted = flatten(model("single layers").info)
+    reader = StreamedReader(tmp_path, abstract=wanted)
+    assert {path: info.shape for path, info in reader.arrays.items()} == {path: info.shape for path, info in wanted.items()}
+    stored, arrays = layouts.slots(flatten(first.abstract())), flatten(weights)
+    for name, slot in layouts.slots(wanted).items():
+        np.testing.assert_array_equal(reader.read(slot.name, slot.row), arrays[stored[name].name][stored[name].row])
+    np.testing.assert_array_equal(reader.read("embedding", None), arrays["embedding"])
+    with pytest.raises(CheckpointError, match=r"layers\.12\.[a-z_.]+: in the checkpoint, not in the model"):
+        StreamedReader(tmp_path, abstract=flatten(model("one long pattern", 12).info))
 
 
 def test_another_depth_names_the_layers_that_are_missing(tmp_path, original):

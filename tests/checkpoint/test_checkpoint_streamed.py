@@ -61,6 +61,15 @@ def test_a_streamed_checkpoint_is_read_by_slice_in_the_type_it_was_given(tmp_pat
     assert all(same(reader.read(QUERY, layer), arrays[QUERY][layer]) for layer in range(3))
 
 
+def test_the_newest_whole_checkpoint_is_read_unless_another_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint yet"):
+        StreamedReader(tmp_path)
+    write(tmp_path, values(1), step=1)
+    write(tmp_path, values(2), step=2)
+    assert StreamedReader(tmp_path).step == 2
+    assert same(StreamedReader(tmp_path, 1).read(QUERY, 0), values(1)[QUERY][0])
+
+
 def test_any_orbax_program_opens_a_streamed_checkpoint(tmp_path):
     arrays = values()
     write(tmp_path, arrays)

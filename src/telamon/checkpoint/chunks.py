@@ -34,7 +34,7 @@ def target_bytes(largest: int) -> int:
 
     Writing holds a few chunks beside the tensor. Many small chunks are slow and leave many files; so they grow with the model.
     """
-    return min(max(largest // 8, _LEAST), _MOST)
+    return min(max(largest // 16, _LEAST), _MOST)
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:

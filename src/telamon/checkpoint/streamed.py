@@ -12,6 +12,7 @@ leaves and waits for it in the background; ours waits in turn for the writer to 
 """
 
 import asyncio
+import dataclasses
 import os
 import sys
 from collections import deque
@@ -92,7 +93,7 @@ class StreamedWriter:
             self._closed.set_result(None)
             self._store.wait()
             return
-        self._in_flight.clear()
+        self._settle()
         self._closed.set_exception(_AbandonedError())
         try:
             self._store.wait()
@@ -106,6 +107,11 @@ class StreamedWriter:
         """At most two chunks are being written at a time."""
         while len(self._in_flight) > 1:
             self._in_flight.popleft().result()
+
+    def _settle(self) -> None:
+        """Wait for what is being written, however it ends: what comes later would make removed folders anew."""
+        while self._in_flight:
+            self._in_flight.popleft().exception()
 
     def _what_is_wrong(self) -> CheckpointError | None:
         try:
@@ -121,30 +127,64 @@ class StreamedWriter:
 
 
 class StreamedReader:
-    """Reads weights of the checkpoint of `step` one slice at a time. Every byte is checked first, as for any restore.
+    """Reads weights of a checkpoint one slice at a time. Every byte is checked first, as for any restore.
+
+    Args:
+        directory: the folder of checkpoints of a run, as of `CheckpointStore`.
+        step: the step's number; none: the newest whole one.
+        abstract: {dotted path: anything with a shape}, the weights as the caller's model stacks them. `arrays` and `read` then
+            go by it, however the checkpoint's layers are stacked; none: by the checkpoint.
+        target: what `abstract` was made from, for messages.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it is damaged.
+        CheckpointError: there is no such checkpoint, it is damaged, or its weights are not those of `abstract`.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], step: int):
-        contents = CheckpointStore(directory, readonly=True).contents(step)
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        step: int | None = None,
+        *,
+        abstract: Mapping[str, Any] | None = None,
+        target: str = "the model of this run",
+    ):
+        store = CheckpointStore(directory, readonly=True)
+        if step is None:
+            step = store.latest_valid()
+        if step is None:
+            damaged = f" ({len(store.skipped)} damaged)" if store.skipped else ""
+            raise CheckpointError(f"{directory} holds no whole checkpoint yet{damaged}; let the run go on to its first (checkpoint.every)")
+        contents = store.contents(step)
+        self.step = step
+        """The step's number."""
         self.meta: dict[str, Any] = contents.meta
         """What the checkpoint was saved with."""
-        self.arrays: dict[str, ArrayInfo] = {
-            name.removeprefix(PREFIX): info for name, info in contents.arrays.items() if name.startswith(PREFIX)
-        }
+        self.arrays = {name.removeprefix(PREFIX): info for name, info in contents.arrays.items() if name.startswith(PREFIX)}
         """Shape, with the layer axis if it is stacked, and type of each weight by its dotted path."""
-        self._folder = CheckpointStore(directory, readonly=True).path(step) / STATE
+        self._places: dict[layouts.Slot, layouts.Slot] = {}
+        if abstract is not None:
+            self._cut_as(abstract, str(store.path(step)), target)
+        self._folder = store.path(step) / STATE
         self._context = chunks.new_context()
 
     def read(self, path: str, index: int | None) -> np.ndarray:
         """A layer's slice of a stacked weight, or with `index` None the whole weight; its type is that on disk."""
+        if index is not None:
+            place = self._places.get(layouts.Slot(path, index), layouts.Slot(path, index))
+            path, index = place.name, place.row
         try:
             stored = chunks.open_to_read(self._folder, PREFIX + path, self._context)
             return (stored if index is None else stored[index]).read().result()
         except Exception as error:
             raise CheckpointError(f"{path} cannot be read from {self._folder}: {error}") from error
+
+    def _cut_as(self, abstract: Mapping[str, Any], checkpoint: str, target: str) -> None:
+        wanted = {path: jax.ShapeDtypeStruct(leaf.shape, np.float32) for path, leaf in abstract.items()}
+        trees.check_fits(layouts.by_layer(self.arrays), layouts.by_layer(wanted), checkpoint=checkpoint, target=target)
+        saved = layouts.slots(self.arrays)
+        self._places = {slot: saved[name] for name, slot in layouts.slots(wanted).items()}
+        first = {path: self._places.get(layouts.Slot(path, 0), layouts.Slot(path, 0)).name for path in wanted}
+        self.arrays = {path: dataclasses.replace(self.arrays[first[path]], shape=leaf.shape) for path, leaf in wanted.items()}
 
 
 class _AbandonedError(Exception):
