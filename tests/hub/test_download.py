@@ -6,11 +6,11 @@ import sys
 
 import numpy as np
 import pytest
-from checkpoint_folders import write_folder
+from checkpoint_folders import llama_config, write_folder
 from huggingface_hub import constants
 from loopback_hub import TOKEN, serving
 
-from telamon.errors import DataError
+from telamon.errors import ConfigError, DataError
 from telamon.hub.opening import open_source
 
 
@@ -25,10 +25,10 @@ def hub(monkeypatch, tmp_path):
         yield hub
 
 
-def checkpoint(folder, value, **more):
+def checkpoint(folder, value, *, config=None, **more):
+    """A folder whose weights and config (`initializer_range`) tell which it is."""
     tensors = {f"layer{i}": np.full((64, 64), value + i, np.float32) for i in range(3)}
-    write_folder(folder, tensors, {"model_type": "llama", "value": value}, **more)
-    return folder
+    return write_folder(folder, tensors, (config or llama_config()) | {"initializer_range": value}, **more)
 
 
 def test_a_repository_is_fetched_with_what_belongs_to_the_model(hub, tmp_path):
@@ -54,7 +54,7 @@ def test_branches_tags_and_commits_give_their_own_files(hub, tmp_path):
     }
     for revision, value in [(None, 0), ("main", 0), ("v1", 1), (commits["v1"], 1), (commits["main"], 0)]:
         with open_source("org/model", revision=revision) as source:
-            assert source.config["value"] == value
+            assert source.config["initializer_range"] == value
             assert source.read("layer0")[0, 0] == value
 
 
@@ -89,7 +89,7 @@ def test_what_is_in_the_cache_needs_no_hub(hub, tmp_path, monkeypatch):
     open_source("org/model")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with open_source("org/model") as source:
-        assert source.config["value"] == 1.0
+        assert source.config["initializer_range"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_accepted_token_opens_a_gated_repository(hub, tmp_path, monkeypatch):
     hub.add("org/gated", checkpoint(tmp_path / "a", 1.0), gated=True)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with open_source("org/gated") as source:
-        assert source.config["value"] == 1.0
+        assert source.config["initializer_range"] == 1.0
 
 
 @pytest.mark.parametrize("token", [None, "hf_somebody"])  # the hub answers 401 to strangers, 404 to those it knows
@@ -152,6 +152,13 @@ def test_a_repository_of_pickles_is_refused(hub, tmp_path):
     assert not hub.downloads("pytorch_model.bin")
 
 
+def test_a_model_that_no_family_reads_is_refused_before_its_weights_are_fetched(hub, tmp_path):
+    hub.add("org/model", checkpoint(tmp_path / "a", 1.0, config={"model_type": "lama"}))
+    with pytest.raises(ConfigError, match=r"org/model: config.json: model_type='lama' belongs to no family here; did you mean 'llama'"):
+        open_source("org/model")
+    assert not hub.downloads("model.safetensors")
+
+
 def test_a_path_that_nearly_exists_is_offered_where_the_hub_has_no_such_repository(hub, tmp_path, monkeypatch):
     checkpoint(tmp_path / "models" / "tiny-llama", 1.0)
     monkeypatch.chdir(tmp_path)
@@ -161,7 +168,7 @@ def test_a_path_that_nearly_exists_is_offered_where_the_hub_has_no_such_reposito
 
 def test_the_environment_of_the_library_holds(tmp_path):
     """HF_ENDPOINT, HF_TOKEN and HF_HOME, as a shell sets them before the program starts."""
-    code = "from telamon.hub.opening import open_source; source = open_source('org/gated'); print(source.origin, source.config['value'])"
+    code = "from telamon.hub.opening import open_source; source = open_source('org/gated'); print(source.origin, source.config['initializer_range'])"
     with serving() as hub:
         commit = hub.add("org/gated", checkpoint(tmp_path / "a", 7), gated=True)
         environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}

@@ -5,10 +5,12 @@ whole files that an interrupted command left in the cache are not fetched again.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from telamon.errors import DataError
-from telamon.hub.safetensors_folder import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER_FILES, WEIGHTS, SafetensorsFolder
+from telamon.hub.safetensors_folder import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER_FILES, WEIGHTS, SafetensorsFolder, read_json
+from telamon.models.hf import config_from_hf
 
 _PATTERNS = (CONFIG, GENERATION_CONFIG, INDEX, "model*.safetensors", *TOKENIZER_FILES)
 """What is fetched: neither pickles nor the second copy of the weights that some repositories hold under other names."""
@@ -22,25 +24,35 @@ def open_repository(repository: str, *, revision: str | None = None) -> Safetens
         revision: a branch, a tag or a commit; none: the main branch.
 
     Raises:
+        ConfigError: no family reads its config.json.
         DataError: it does not exist, may not be read, holds no safetensors, or cannot be reached.
     """
-    folder = Path(_fetch(repository, revision))
+    commit = _check_config(repository, revision)
+    folder = Path(_fetch(repository, commit, _PATTERNS))
     if not (folder / WEIGHTS).is_file() and not (folder / INDEX).is_file():
         raise DataError(
             f"{repository} holds neither {WEIGHTS} nor {INDEX}. Weights in .bin files are pickles and are not read; choose another "
             "revision or repository. A .gguf file of a repository can be fetched by hand and imported by its path"
         )
-    return SafetensorsFolder(folder, origin=f"{repository}@{folder.name}")  # the snapshot's name is its commit
+    return SafetensorsFolder(folder, origin=f"{repository}@{commit}")
 
 
-def _fetch(repository: str, revision: str | None) -> str:
+def _check_config(repository: str, revision: str | None) -> str:
+    """Refuse a model that cannot be read before gigabytes of it are fetched; gives the commit that `revision` stands for."""
+    folder = Path(_fetch(repository, revision, (CONFIG,)))
+    if (folder / CONFIG).is_file():
+        config_from_hf(read_json(folder / CONFIG), source=f"{repository}: {CONFIG}")
+    return folder.name  # a snapshot is named by its commit
+
+
+def _fetch(repository: str, revision: str | None, patterns: Iterable[str]) -> str:
     import huggingface_hub
     from huggingface_hub import constants, errors
 
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
     where, named = f"{repository} at {endpoint}", f"revision {revision or constants.DEFAULT_REVISION}"
     try:
-        return huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=list(_PATTERNS), endpoint=endpoint)
+        return huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=list(patterns), endpoint=endpoint)
     except errors.GatedRepoError as error:
         raise DataError(
             f"{where} is gated: accept its terms on the page {endpoint}/{repository}, "

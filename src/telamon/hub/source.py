@@ -20,9 +20,14 @@ class TensorInfo:
     """A numpy name: `float32`, `float16`, `bfloat16` (of ml_dtypes), ..."""
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of a value."""
+        return numpy_dtype(self.dtype).itemsize
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of the tensor in memory."""
-        return prod(self.shape) * numpy_dtype(self.dtype).itemsize
+        """Bytes of the tensor."""
+        return prod(self.shape) * self.itemsize
 
 
 class TensorSource(Protocol):

@@ -1,0 +1,172 @@
+"""A model of another format becomes a run: its weights a checkpoint, tensor by tensor and in the type they came in."""
+
+import shutil
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from telamon.checkpoint.streamed import StreamedWriter
+from telamon.config.load import to_yaml
+from telamon.config.registry import import_plugins
+from telamon.config.schema import RunConfig, RunSection, TrainConfig
+from telamon.hub.matching import Match, match_tensors
+from telamon.hub.opening import open_source
+from telamon.hub.record import HfRecord
+from telamon.hub.safetensors_folder import GENERATION_CONFIG, read_json
+from telamon.hub.source import TensorSource, numpy_dtype
+from telamon.hub.transfer import Transfer, say_expected_peak
+from telamon.hub.whole_folder import check_free, check_space, whole_folder
+from telamon.infer.run import CHECKPOINTS, CONFIG, TOKENIZER
+from telamon.models.hf import config_from_hf
+from telamon.models.hf_family import HfFamily
+from telamon.models.weights import Model, flatten
+from telamon.watch.log import facts, human_bytes, line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STEP = 0
+"""The step of an imported checkpoint."""
+_SPARE = 1 << 22
+"""Bytes left free beside the weights: the checkpoint's own books, and the small files."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be read and written."""
+
+    config: HfFamily
+    match: Match
+    stored: dict[str, np.dtype]
+    """Dotted path of a weight -> type on disk: the source's, or where layers differ, the narrowest that holds all of them exactly."""
+    parameters: int
+
+
+def import_from(
+    src: str,
+    run: Path | None = None,
+    *,
+    console: "Console",
+    revision: str | None = None,
+    overwrite: bool = False,
+    imports: tuple[str, ...] = (),
+) -> Path:
+    """Open what `src` names (see `open_source`) and import it.
+
+    Args:
+        src: a folder, a `.gguf` file, or a repository.
+        run: the run directory to be; none: the last word of the source's name, below runs/.
+        console: told what will be needed, how far it is, and what it took.
+        revision: of a repository.
+        overwrite: replace a run that is there.
+        imports: modules with families of the user's own.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: as `open_source` and `import_model` do.
+    """
+    path = Path(src).expanduser()
+    run = run or Path("runs", path.stem if path.suffix == ".gguf" else path.absolute().name)
+    check_free(run, overwrite=overwrite, mark=CONFIG)  # before anything is downloaded
+    import_plugins(imports)
+    with open_source(src, revision=revision) as source:
+        import_model(source, run, console=console, overwrite=overwrite, imports=imports)
+    return run
+
+
+def import_model(source: TensorSource, run: Path, *, console: "Console", overwrite: bool = False, imports: tuple[str, ...] = ()) -> None:
+    """Make `run` a run directory with the model of `source` as its checkpoint of step 0.
+
+    It is whole or not there: until all is written, the files are in a folder beside it.
+
+    Raises:
+        ConfigError: the source's config.json cannot be read, or something is in the way.
+        DataError: the source's tensors are damaged or not those of its config.
+        CheckpointError: the disk is too small or full.
+    """
+    run = check_free(run, overwrite=overwrite, mark=CONFIG)
+    plan = _plan(source)
+    sizes = {name: source.tensors[name].nbytes for name in plan.match.tensors}
+    check_space(run, sum(sizes.values()) + _SPARE)
+    _say(console, source, plan)
+    say_expected_peak(console, sizes.values())
+    with whole_folder(run) as folder:
+        with Transfer(console, "import", sum(sizes.values())) as transfer:
+            _copy_weights(source, plan, folder / CHECKPOINTS, transfer)
+        _copy_assets(source, folder)
+        _record(source, plan).write(folder)
+        (folder / CONFIG).write_text(to_yaml(_run_config(source, plan, imports)), encoding="utf-8")  # last: it makes a folder a run
+
+
+def _plan(source: TensorSource) -> _Plan:
+    config = config_from_hf(source.config, source=f"{source.origin}: config.json")
+    model = Model(config.spec())
+    match = match_tensors(source, config, model)
+    types: dict[str, set[np.dtype]] = defaultdict(set)
+    for name, tensor in match.tensors.items():
+        for part in tensor.parts:
+            types[part.path].add(numpy_dtype(source.tensors[name].dtype))
+    return _Plan(config, match, {path: reduce(jnp.promote_types, found) for path, found in types.items()}, model.parameter_count)
+
+
+def _say(console: "Console", source: TensorSource, plan: _Plan) -> None:
+    types = sorted({source.tensors[name].dtype for name in plan.match.tensors})
+    skipped = plan.match.skipped
+    facts(
+        console,
+        {
+            "model": source.origin,
+            "family": plan.config.family,
+            "parameters": f"{plan.parameters:,}",
+            "weights": f"{human_bytes(sum(source.tensors[name].nbytes for name in plan.match.tensors))}, {', '.join(types)}",
+        },
+    )
+    if skipped:
+        line(console, f"  {len(skipped)} tensors that the text model does not need are left out, such as {skipped[0]}")
+    if "tokenizer.json" not in source.assets:
+        line(console, "  there is no tokenizer.json: the model can be exported and trained on, but `telamon generate` will need one")
+
+
+def _copy_weights(source: TensorSource, plan: _Plan, checkpoints: Path, transfer: Transfer) -> None:
+    shapes = {path: info.shape for path, info in flatten(Model(plan.config.spec()).info).items()}
+    abstract = {path: jax.ShapeDtypeStruct(shape, plan.stored[path]) for path, shape in shapes.items()}
+    with StreamedWriter(checkpoints, step=STEP, abstract=abstract, meta={"origin": source.origin}) as writer:
+        for name, tensor in plan.match.tensors.items():
+            for part, array in zip(tensor.parts, tensor.to_ours(source.read(name)), strict=True):
+                writer.write(part.path, part.index, array.astype(plan.stored[part.path], copy=False))
+            transfer.advance(source.tensors[name].nbytes)
+
+
+def _copy_assets(source: TensorSource, folder: Path) -> None:
+    for name, path in source.assets.items():
+        if name != GENERATION_CONFIG:
+            (folder / TOKENIZER).mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / TOKENIZER / name)
+
+
+def _record(source: TensorSource, plan: _Plan) -> HfRecord:
+    generation = source.assets.get(GENERATION_CONFIG)
+    types = {tensor.name: source.tensors[name].dtype for name, tensor in plan.match.tensors.items()}
+    stored = {tensor.name: plan.stored[tensor.parts[0].path] for tensor in plan.match.tensors.values()}
+    return HfRecord(
+        origin=source.origin,
+        config=source.config,
+        generation_config=read_json(generation) if generation else None,
+        dtypes={name: kind for name, kind in types.items() if numpy_dtype(kind) != stored[name]},
+        copies=dict(plan.match.copies),
+    )
+
+
+def _run_config(source: TensorSource, plan: _Plan, imports: tuple[str, ...]) -> RunConfig:
+    """The model's sizes in a run that is else the default one; activations are as precise as the weights came."""
+    narrow = all(source.tensors[name].dtype == "bfloat16" for name in plan.match.tensors)
+    train = TrainConfig(compute_dtype="bfloat16" if narrow else "float32", seq_len=plan.config.max_positions or TrainConfig().seq_len)
+    return RunConfig(run=RunSection(imports=imports), model=plan.config, train=train)

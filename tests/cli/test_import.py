@@ -1,0 +1,109 @@
+"""telamon import: a run from a folder, a repository or a GGUF file, that generates at once; and short answers to what cannot be done."""
+
+import json
+import os
+
+import pytest
+from checkpoint_folders import llama_config, llama_tensors, write_folder
+from huggingface_hub import constants
+from loopback_hub import serving
+
+from telamon.config.load import load_run
+from telamon.data.tokenizer import train_bpe
+
+TEXT = "def main(argument):\n    return argument\n\nclass Thing:\n    pass\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A Llama with a tokenizer, as the Hub holds one."""
+    tokenizer = train_bpe([TEXT] * 4, vocab_size=280)
+    rows = tokenizer.vocab_size
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    write_folder(folder, llama_tensors(vocabulary=rows), llama_config(vocab_size=rows), shards=2)
+    tokenizer.export(folder)
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_becomes_a_run_that_generates(telamon, here, model):
+    answer = telamon("import", model)
+    assert answer.code == 0, answer.err
+    assert "parameters" in answer.out and "memory: at most" in answer.out and "GB/s" in answer.out
+    assert answer.out.splitlines()[-1] == "runs/tiny-llama is ready: telamon generate --run runs/tiny-llama PROMPT"
+    assert os.listdir("runs") == ["tiny-llama"]
+    text = telamon("generate", "--run", "tiny-llama", "def main(", "--max-tokens", "5", "--greedy")
+    assert text.code == 0 and text.out.startswith("def main(") and "5 tokens" in text.err
+
+
+def test_an_earlier_run_is_replaced_only_when_asked(telamon, here, model):
+    assert telamon("import", model, "runs/mine").code == 0
+    answer = telamon("import", model, "runs/mine")
+    assert answer.code == 2 and answer.err.strip() == "runs/mine exists already; choose another name, or replace it with --overwrite"
+    assert telamon("import", model, "runs/mine", "--overwrite").code == 0
+
+
+def test_a_repository_is_fetched_at_its_revision(telamon, here, model, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(here / "cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(here / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with serving() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        commit = hub.add("org/tiny", model, revision="v1")
+        answer = telamon("import", "org/tiny", "--revision", "v1")
+        assert answer.code == 0, answer.err
+        assert json.loads((here / "runs" / "tiny" / "hf.json").read_text())["origin"] == f"org/tiny@{commit}"
+        for words, message in [
+            (["org/tiny"], "has no revision main"),
+            (["org/tiny", "--revision", "v2"], "has no revision v2; --revision takes a branch, a tag or a commit"),
+            (["org/tinny", "--revision", "v1"], "there is no repository org/tinny"),
+        ]:
+            refused = telamon("import", *words, "runs/new")
+            assert refused.code == 3 and message in refused.err and "Traceback" not in refused.err
+        asked = len(hub.asked)
+        assert telamon("import", "org/tiny", "--revision", "v1").code == 2  # runs/tiny is there: nothing is asked
+        assert len(hub.asked) == asked
+    assert os.listdir("runs") == ["tiny"]
+
+
+def test_a_family_of_ones_own_is_read_and_found_again(telamon, here, model, monkeypatch):
+    monkeypatch.syspath_prepend(here)
+    (here / "own_llama.py").write_text(
+        "from telamon.config.registry import register_family\n"
+        "from telamon.models.llama import LlamaConfig\n"
+        "@register_family\n"
+        "class OwnLlama(LlamaConfig):\n"
+        "    family: str = 'own_llama'\n"
+        "    hf_model_types = ('own_llama',)\n"
+        "    hf_architecture = 'OwnLlamaForCausalLM'\n"
+    )
+    config = llama_config(vocab_size=96, model_type="own_llama", architectures=["OwnLlamaForCausalLM"])
+    write_folder(here / "own", llama_tensors(), config)
+    answer = telamon("import", "own")
+    assert answer.code == 2 and "model_type='own_llama' belongs to no family here" in answer.err
+    assert telamon("import", "own", "--import", "own_llama").code == 0
+    assert load_run("runs/own").config.run.imports == ("own_llama",)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["nothing"], 2, "there is no nothing; a model to import is a folder"),
+        (["empty"], 3, "empty is empty; a model folder holds config.json"),
+        (["text.txt"], 2, "text.txt is a file of another kind"),
+        (["empty", "--revision", "v1"], 2, "--revision v1 names a state of a repository, and empty is a local path"),
+        (["empty", "--import", "no_such_module"], 2, "no_such_module"),
+        ([], 2, "Missing argument"),
+    ],
+)
+def test_what_cannot_be_imported_gets_one_short_message(telamon, here, words, code, message):
+    (here / "empty").mkdir()
+    (here / "text.txt").write_text("x")
+    answer = telamon("import", *words)
+    assert answer.code == code and message in answer.err and "Traceback" not in answer.err
+    assert not (here / "runs").exists()
