@@ -7,7 +7,7 @@ values; padding may stand on either side or anywhere. The forward is the trainer
 import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -50,17 +50,17 @@ class Generator:
     Args:
         model: what the weights belong to; its numerics say in which type it runs.
         weights: as `Model.init` gives them, on the devices of `mesh`.
-        eos_id: token that ends a document; none: nothing does.
+        eos_ids: tokens that end a text: a document's end, a turn's end; empty: nothing does.
         vocab_size: ids the tokenizer knows; what the embedding table holds beyond them is never drawn.
         mesh: none: the default device.
     """
 
-    def __init__(self, model: Model, weights: Weights, *, eos_id: int | None, vocab_size: int | None = None, mesh: Mesh | None = None):
+    def __init__(self, model: Model, weights: Weights, *, eos_ids: Iterable[int], vocab_size: int | None = None, mesh: Mesh | None = None):
         self.weights = weights
         self._mesh = mesh
-        self._eos = -1 if eos_id is None else eos_id
+        self._eos = tuple(sorted(set(eos_ids)))
         self._prefill = jax.jit(functools.partial(_prefill, model), static_argnames="length")
-        steps = functools.partial(_decode, model, eos_id=self._eos, vocab_size=vocab_size or model.spec.vocab_size)
+        steps = functools.partial(_decode, model, eos_ids=self._eos, vocab_size=vocab_size or model.spec.vocab_size)
         self._decode = jax.jit(steps, donate_argnames="state")
 
     def start(
@@ -157,7 +157,7 @@ class Session:
             if self.finish[row] is not None:
                 continue
             drawn = new[new >= 0].tolist()
-            if drawn and drawn[-1] == self._generator._eos:
+            if drawn and drawn[-1] in self._generator._eos:
                 drawn.pop()
                 self.finish[row] = "eos"
             elif self._left == 0:
@@ -208,11 +208,12 @@ def _decode(
     keys: jax.Array,
     rows: RowSampling,
     limit: jax.Array,
-    eos_id: int,
+    eos_ids: tuple[int, ...],
     vocab_size: int,
 ) -> tuple[jax.Array, _State]:
     decoder = model.bind(weights)
     known_V = jnp.arange(model.spec.vocab_size) < vocab_size
+    ends = jnp.array(eos_ids, jnp.int32)
 
     def goes_on(carry: tuple[jax.Array, jax.Array, _State]) -> jax.Array:
         index, _, state = carry
@@ -232,7 +233,7 @@ def _decode(
             cache=output.cache,
             logits=decoder.logits(output.hidden)[:, 0],
             position=state.position + 1,
-            done=state.done | (drawn == eos_id),
+            done=state.done | jnp.isin(drawn, ends),
             step=state.step + 1,
         )
         return index + 1, ids, after

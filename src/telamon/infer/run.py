@@ -1,5 +1,6 @@
 """Opening a trained run: its model, newest whole checkpoint and tokenizer."""
 
+import json
 import os
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,9 +15,9 @@ from telamon.infer.engine import Generator
 from telamon.models.decoder import Numerics
 from telamon.models.weights import Model
 from telamon.parallel.mesh import build_mesh
-from telamon.watch.files import is_url, join
+from telamon.watch.files import is_url, join, read_text
 
-CONFIG, CHECKPOINTS, TOKENIZER = "config.yaml", "checkpoints", "tokenizer"
+CONFIG, CHECKPOINTS, TOKENIZER, HF_RECORD = "config.yaml", "checkpoints", "tokenizer", "hf.json"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def open_run(folder: str, *, imports: tuple[str, ...] = ()) -> OpenedRun:
     mesh = build_mesh(MeshConfig())
     model = Model(config.model.spec(), Numerics(dtype=config.train.compute_dtype))
     weights = store.restore_subtree(step, "weights", model.abstract(mesh), target=f"the model of {folder}/{CONFIG}")
-    generator = Generator(model, weights, eos_id=tokenizer.eos_id, vocab_size=tokenizer.vocab_size, mesh=mesh)
+    generator = Generator(model, weights, eos_ids=_ends_of_text(folder, tokenizer), vocab_size=tokenizer.vocab_size, mesh=mesh)
     return OpenedRun(folder, config, step, generator, tokenizer)
 
 
@@ -90,3 +91,11 @@ def _tokenizer(folder: str, config: RunConfig) -> Tokenizer:
     if all(source.kind == "synthetic" for source in config.data.sources):
         return IdTokenizer(config.model.vocab_size)
     raise ConfigError(f"{folder} holds no {TOKENIZER}; training writes it, so this run was damaged or stopped before its first step")
+
+
+def _ends_of_text(folder: str, tokenizer: Tokenizer) -> set[int]:
+    """Tokens that end what the model writes: a document's end, and of an imported model those that its generation config names."""
+    record = json.loads(read_text(join(folder, HF_RECORD)) or "{}")
+    named = (record.get("generation_config") or {}).get("eos_token_id")
+    ids = named if isinstance(named, list) else [named]
+    return {i for i in (*ids, tokenizer.eos_id) if i is not None}

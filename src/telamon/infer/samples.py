@@ -27,7 +27,8 @@ def write_samples(
     sample = config.sample
     if sample.tokens == 0 or not sample.prompts or not tokenizer.token_bytes.any():
         return []
-    generator = Generator(model, weights, eos_id=tokenizer.eos_id, vocab_size=tokenizer.vocab_size, mesh=mesh)
+    ends = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+    generator = Generator(model, weights, eos_ids=ends, vocab_size=tokenizer.vocab_size, mesh=mesh)
     sampling = Sampling(temperature=sample.temperature)
     completions = complete(generator, tokenizer, sample.prompts, max_tokens=sample.tokens, sampling=sampling, seed=config.train.seed)
     text = "\n\n".join(f"--- {completion.prompt!r}\n{completion.prompt}{completion.text}" for completion in completions) + "\n"
