@@ -92,13 +92,14 @@ def ask(name: str) -> Answers:
     e = case.fixture.expected
     T = max(len(e["padded_ids"]), e["ids"].shape[1])
     rows = [_row(ids, np.arange(len(ids)), np.ones_like(ids), T) for ids in e["ids"]]
-    documents = [(np.arange(size), np.full(size, number)) for number, size in enumerate(e["packed_lengths"], 1)]
-    rows.append(_row(e["packed_ids"], *(np.concatenate(x) for x in zip(*documents, strict=True)), T))
+    sizes = e["packed_lengths"]
+    documents = np.concatenate([np.arange(size) for size in sizes]), np.repeat(np.arange(len(sizes)) + 1, sizes)
+    rows.append(_row(e["packed_ids"], documents[0], documents[1], T))
     rows.append(_row(e["padded_ids"], e["padded_positions"], e["padded_mask"], T))
     ones = np.ones_like(e["long_ids"])
     rows += [_row(e["long_ids"], np.arange(len(ones)) + offset, ones, T) for offset in e["long_offsets"]]
     rows.append(_row(e["long_ids"], e["jump_positions"], ones, T))
-    tokens, positions, segments = (np.stack(x).astype(np.int32) for x in zip(*rows, strict=True))
+    tokens, positions, segments = (jnp.asarray(np.stack(x), jnp.int32) for x in zip(*rows, strict=True))
 
     @functools.partial(jax.value_and_grad, has_aux=True)
     def loss(weights: Weights) -> tuple[jax.Array, jax.Array]:
@@ -125,5 +126,4 @@ def ask(name: str) -> Answers:
 
 
 def _row(ids: np.ndarray, positions: np.ndarray, segments: np.ndarray, length: int) -> tuple[np.ndarray, ...]:
-    spare = length - len(ids)
-    return tuple(np.pad(x, (0, spare)) for x in (ids, positions, segments))
+    return tuple(np.pad(x, (0, length - len(ids))) for x in (ids, positions, segments))

@@ -97,8 +97,8 @@ def test_exchanging_any_two_tensors_of_one_shape_would_be_noticed(name: str):
     case = checkpoints.load(name)
     arrays = checkpoints.tensors_of(case.fixture, case.config)
     pairs = list(_swaps(arrays))
-    ids = case.fixture.expected["ids"].astype(np.int32)
-    places, ones = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape), np.ones_like(ids)
+    ids = jnp.asarray(case.fixture.expected["ids"], jnp.int32)
+    places, ones = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape), jnp.ones_like(ids)
 
     @jax.jit
     def logits(weights):

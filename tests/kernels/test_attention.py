@@ -93,6 +93,42 @@ def test_blocks_equal_the_reference_in_value_and_gradient(T: int):
         np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize(("T", "window", "pairs"), [(6, 3, 15), (6, 6, 21), (6, 100, 21), (2048, 512, 917_760)])
+def test_a_window_of_w_is_w_keys(T: int, window: int, pairs: int):
+    """Row i sees the keys max(0, i - w + 1) to i. One key too many would give 18 and 919,296 pairs."""
+    places = Places(jnp.arange(T)[None], jnp.ones((1, T), jnp.int32))
+    seen = np.asarray(visible(places, places, window)[0])
+    assert seen.sum() == pairs
+    for i in (0, 2, 3, T - 1):
+        assert np.flatnonzero(seen[i]).tolist() == list(range(max(0, i - window + 1), i + 1))
+
+
+@pytest.mark.parametrize("scores", [Scores(0.3, softcap=2.0), Scores(0.5, window=40), Scores(0.3, softcap=2.0, window=150)], ids=str)
+def test_caps_and_windows_equal_the_reference_in_value_and_gradient(scores: Scores):
+    """Over several blocks of queries; the cap bites on most scores."""
+    T = 300
+    positions, segments = _layout(T)
+    places = Places(jnp.asarray(positions), jnp.asarray(segments))
+    q, k, v = _arrays(4, T, T)
+    mask = visible(places, places, scores.window)
+    expected = _value_and_gradients(functools.partial(reference_attention, scores=scores), 3.0 * q, k, v, mask)
+    blocks = functools.partial(attention, queries=places, keys=places, scores=scores, aligned=True)
+    for name, ours, theirs in zip("oqkv", _value_and_gradients(blocks, 3.0 * q, k, v), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=name)
+
+
+def test_a_cap_is_applied_before_the_mask_and_after_the_scale():
+    """One query of product 8 and one of 0 with a hidden key between: weights softmax(2 tanh([0.4 * 8 / 2, 0]))."""
+    q, k, v = (
+        jnp.full((1, 1, 1, 2), 2.0),
+        jnp.array([[[[2.0, 2.0]], [[9.0, 9.0]], [[0.0, 0.0]]]]),
+        jnp.array([[[[1.0, 0.0]], [[5.0, 5.0]], [[0.0, 1.0]]]]),
+    )
+    out = reference_attention(q, k, v, jnp.array([[[True, False, True]]]), scores=Scores(0.4, softcap=2.0))
+    high = np.exp(2 * np.tanh(0.4 * 8 / 2))
+    np.testing.assert_allclose(out[0, 0, 0], [high / (high + 1), 1 / (high + 1)], rtol=1e-6)
+
+
 def test_bfloat16_gradients_stay_near_float32():
     """Softmax, normalisers and the sums over blocks are float32."""
     positions, segments = _layout(300)

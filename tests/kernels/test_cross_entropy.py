@@ -67,6 +67,21 @@ def test_gradients_carry_the_incoming_cotangent_to_both_inputs(chunk: int, z_los
         np.testing.assert_allclose(ours, theirs, atol=1e-5, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_caps_and_spare_columns_equal_a_smaller_head_in_value_and_gradient(softcap: float | None):
+    """A head of 16 columns of which 11 stand for tokens is one of 11; the spare columns get no probability and no gradient."""
+    inputs = _inputs(2, 12, 8, 16)
+    inputs["targets"] %= 11
+    spare = functools.partial(cross_entropy, chunk=4, z_loss=1e-2, softcap=softcap, vocab=11)
+    sums, (d_hidden, d_head) = _sums_and_gradients(spare, 2.5, inputs)
+    small = functools.partial(reference_cross_entropy, z_loss=1e-2, softcap=softcap)
+    expected_sums, (expected_hidden, expected_head) = _sums_and_gradients(small, 2.5, inputs | {"head": inputs["head"][:, :11]})
+    np.testing.assert_allclose(sums, expected_sums, rtol=1e-6)
+    np.testing.assert_allclose(d_hidden, expected_hidden, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(d_head[:, :11], expected_head, atol=1e-5, rtol=1e-5)
+    np.testing.assert_array_equal(d_head[:, 11:], 0.0)
+
+
 def test_measurements_have_no_gradient():
     inputs = _inputs(2, 4, 8, 16)
 

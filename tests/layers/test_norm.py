@@ -1,9 +1,12 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import reference_numpy
 
-from telamon.layers.norm import RMSNorm, rms_norm
+from telamon.layers.norm import NormConfig, RMSNorm, rms_norm
 
 
 def _norm(scale: np.ndarray, *, eps: float) -> RMSNorm:
@@ -63,3 +66,31 @@ def test_only_the_input_is_kept_for_the_gradient():
     _, pullback = jax.vjp(lambda x: rms_norm(x, jnp.ones(32), 1e-6), x)
     kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pullback))
     assert kept <= x.nbytes + 4 * 16 * 4 + 32 * 4
+
+
+@pytest.mark.parametrize("kind", ["rms", "rms32", "rms1p"])
+def test_the_cast_stands_where_the_kind_says(kind: Any):
+    """In bfloat16: rms casts before the scale, rms32 after it, rms1p multiplies by 1 + weight and then casts."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((64, 32)), jnp.bfloat16)
+    weight = jnp.asarray(rng.standard_normal(32), jnp.float32)
+    norm: Any = NormConfig(kind=kind, eps=1e-3).build(32)
+    norm.scale[...] = weight
+    normed = reference_numpy.rms_norm(np.asarray(x.astype(jnp.float32), np.float64), np.ones(32), 1e-3)
+    expected = {
+        "rms": jnp.asarray(normed, jnp.bfloat16) * weight.astype(jnp.bfloat16),
+        "rms32": jnp.asarray(normed * np.asarray(weight, np.float64), jnp.bfloat16),
+        "rms1p": jnp.asarray(normed * (1.0 + np.asarray(weight, np.float64)), jnp.bfloat16),
+    }
+    out = norm(x)
+    off = {other: float((out != array).mean()) for other, array in expected.items()}
+    assert off.pop(kind) < 2e-3  # a value half-way between two neighbours may go either way
+    assert min(off.values()) > 0.1, "the other kinds differ visibly"
+
+
+@pytest.mark.parametrize("kind", ["rms", "rms32", "rms1p", "layer"])
+def test_a_fresh_norm_scales_by_one(kind: Any):
+    x = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
+    centred = x - x.mean(-1, keepdims=True) if kind == "layer" else x
+    expected = centred / np.sqrt((centred.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-3)
+    np.testing.assert_allclose(NormConfig(kind=kind, eps=1e-3).build(32)(jnp.asarray(x)), expected, atol=1e-5)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import reference_numpy
 
-from telamon.layers.rope import RopeConfig, rotate
+from telamon.layers.rope import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling, rotate, yarn_growth
 
 
 def _rotated(x: np.ndarray, positions: list[int], *, theta: float, dtype=jnp.float32) -> np.ndarray:
@@ -41,3 +41,60 @@ def test_scores_depend_on_the_distance_alone():
 
     assert score(5, 2) == pytest.approx(score(1003, 1000), abs=1e-3)
     assert abs(score(5, 2) - score(5, 3)) > 1e-2
+
+
+def _frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> np.ndarray:
+    return RopeConfig(theta=theta, scaling=scaling).inverse_frequencies(head_dim)
+
+
+def test_llama3_keeps_short_wavelengths_and_stretches_long_ones():
+    """Head size 64, base 5e5, factor 8 of 8192 tokens: worked out from the published formula. Unscaled, [15] is 0.00213112."""
+    scaled = _frequencies(64, 5e5, Llama3Scaling(factor=8.0))
+    np.testing.assert_allclose(scaled[14:19], [0.00321145, 0.00137189, 0.00052485, 0.00017851, 0.00007785], rtol=1e-5, atol=5e-9)
+    plain = _frequencies(64, 5e5)
+    np.testing.assert_array_equal(scaled[:15], plain[:15])
+    np.testing.assert_allclose(scaled[18:], plain[18:] / 8, rtol=1e-6)
+
+
+def test_llama3_without_a_band_between_keeps_or_stretches_whole():
+    scaled, plain = _frequencies(64, 5e5, Llama3Scaling(factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0)), _frequencies(64, 5e5)
+    kept = 2 * np.pi / plain < 8192
+    assert 0 < kept.sum() < 32
+    np.testing.assert_allclose(scaled, np.where(kept, plain, plain / 16), rtol=1e-6)
+
+
+def test_linear_divides_all():
+    np.testing.assert_allclose(_frequencies(16, 1e6, LinearScaling(factor=8.0)), _frequencies(16, 1e6) / 8, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "theta", "first", "last"),
+    [
+        (YarnScaling(factor=32.0, original_length=4096, truncate=False), 150_000.0, 8.092779, 17.398025),
+        (YarnScaling(factor=40.0, original_length=4096), 10_000.0, 10, 23),
+        (YarnScaling(factor=32.0, original_length=4096, beta_fast=1.0), 50_000.0, 19, 20),
+    ],
+)
+def test_yarn_leaves_the_published_band(scaling: YarnScaling, theta: float, first: float, last: float):
+    """The ends of the band, in pairs of a head of 64, of GPT-OSS, of DeepSeek V3 and of Kimi K2."""
+    scaled, plain = _frequencies(64, theta, scaling), _frequencies(64, theta)
+    slow = np.clip((np.arange(32) - first) / (last - first), 0, 1)
+    np.testing.assert_allclose(scaled, plain / scaling.factor * slow + plain * (1 - slow), rtol=1e-5)
+
+
+def test_yarn_sharpens_by_its_growth():
+    """m(8), m(32) and m(40); a given factor counts first; equal mscales cancel out."""
+    for factor, growth in ((8.0, 1.2079441541679836), (32.0, 1.3465735902799727), (40.0, 1.3688879454113936)):
+        assert YarnScaling(factor=factor, original_length=4096).amplitude == pytest.approx(growth, rel=1e-12)
+    assert yarn_growth(40.0, 0.707) ** 2 == pytest.approx(1.5896261651208736, rel=1e-12)
+    assert yarn_growth(0.5) == 1.0
+    assert YarnScaling(factor=40.0, original_length=4096, mscale=0.707, mscale_all_dim=0.707).amplitude == 1.0
+    assert YarnScaling(factor=40.0, original_length=4096, attention_factor=1.5).amplitude == 1.5
+
+
+def test_an_amplitude_multiplies_what_is_rotated():
+    x = np.random.default_rng(0).standard_normal((1, 3, 2, 8)).astype(np.float32)
+    positions, frequencies = jnp.arange(3)[None], _frequencies(8, 1e4)
+    plain = rotate(jnp.asarray(x), positions=positions, inverse_frequencies=frequencies)
+    sharp = rotate(jnp.asarray(x), positions=positions, inverse_frequencies=frequencies, amplitude=1.25)
+    np.testing.assert_allclose(sharp, 1.25 * plain, rtol=1e-5, atol=1e-6)
