@@ -1,4 +1,5 @@
 import re
+import tracemalloc
 from pathlib import Path
 
 import gguf
@@ -87,6 +88,16 @@ def test_quantised_numbers_are_those_of_the_format(tmp_path: Path, kind: str, mo
             pieces.setattr(gguf_file, "_NUMBERS_AT_A_TIME", 1024)  # two rows, two, one
             np.testing.assert_array_equal(source.read(name), np.array(expected, np.float32))
         np.testing.assert_array_equal(source.read(name), np.array(expected, np.float32))
+
+
+def test_a_large_tensor_needs_little_room_beside_the_result(tmp_path: Path):
+    blocks = np.zeros((4096, 4096 // 32 * 34), np.uint8)
+    with GgufFile(tiny.write(tmp_path / "a.gguf", "llama", tiny.sizes("llama"), {"blk.0.attn_q.weight": (blocks, "Q8_0")})) as source:
+        tracemalloc.start()
+        result = source.read("model.layers.0.self_attn.q_proj.weight")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak - result.nbytes < 20e6 < result.nbytes / 3
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])

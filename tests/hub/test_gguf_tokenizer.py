@@ -12,6 +12,7 @@ from telamon.errors import ConfigError, DataError
 from telamon.hub.gguf_file import GgufFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+REFERENCE = Path(__file__).parent.parent / "reference" / "sentencepiece"
 SPECIAL = ["<|end|>", "<|im_start|>"]
 TEXTS = [
     "the cat sat  on the mat\n\n\tand 12345 mats, 3.5 naïve — 数学 ½ 👩‍👧",
@@ -162,6 +163,16 @@ def test_a_sentencepiece_tokenizer_gives_the_ids_it_was_made_with(tmp_path: Path
         assert "<s>" in text or inner.decode(ids) == text
     assert inner.encode("the dog").ids == [1, *made.encode("the dog").ids]  # texts begin with BOS unless the file says otherwise
     assert 3 + 0xE6 in inner.encode("数").ids  # a byte of it
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_ids_are_those_of_sentencepiece_itself(tmp_path: Path, name: str):
+    known = json.loads((REFERENCE / f"{name}.json").read_text(encoding="utf-8"))
+    inner = read(tmp_path, {key.removeprefix("tokenizer."): value for key, value in known["metadata"].items()})
+    inner.encode_special_tokens = True  # sentencepiece takes a spelt control token for plain text
+    for text in known["texts"]:
+        assert inner.encode(text["text"], add_special_tokens=False).ids == text["ids"], text
+        assert inner.decode(text["ids"]) == text["decoded"], text
 
 
 def test_pieces_are_joined_by_score_not_by_id(tmp_path: Path):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MAGIC = b"GGUF"
 _AS_STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NUMBERS_AT_A_TIME = 1 << 20
-"""A tensor is dequantised in pieces of about this many numbers: what is needed beside the result stays in the processor's cache."""
+"""A tensor is dequantised in pieces of about this many numbers, since the gguf package needs several times the room of its result."""
 
 
 class GgufFile:
@@ -56,7 +56,7 @@ class GgufFile:
             raise
 
     def read(self, name: str) -> "np.ndarray":
-        """The tensor `name`, of `tensors[name].shape` and `.dtype`. Memory beside the result: a few MB."""
+        """The tensor `name`, of `tensors[name].shape` and `.dtype`. Memory beside the result: up to 20 MB."""
         import numpy as np
 
         info, tensor, order = self.tensors[name], self._stored[name], self._order(name)
