@@ -12,7 +12,7 @@ from telamon.errors import ConfigError, DataError
 from telamon.hub.gguf_file import GgufFile
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-REFERENCE = Path(__file__).parent.parent / "reference" / "sentencepiece"
+REFERENCE = Path(__file__).parent.parent / "reference" / "vocabularies"
 SPECIAL = ["<|end|>", "<|im_start|>"]
 TEXTS = [
     "the cat sat  on the mat\n\n\tand 12345 mats, 3.5 naïve — 数学 ½ 👩‍👧",

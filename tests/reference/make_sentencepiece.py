@@ -15,7 +15,7 @@ from typing import Any
 import sentencepiece
 
 ROOT = Path(__file__).parent.parent.parent
-FOLDER = Path(__file__).parent / "sentencepiece"
+FOLDER = Path(__file__).parent / "vocabularies"
 SPACE = "▁"
 ADDED = {"llama": [], "gemma": [SPACE * 2, SPACE * 3, SPACE * 4, "\n\n"]}
 TEXTS = [
