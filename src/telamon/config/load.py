@@ -86,12 +86,15 @@ def load_run(source: str | Path | None = None, overrides: Sequence[str] = (), *,
     run = _validate(RunSection, "run", _merged({"run": _defaults(RunSection)}, own).get("run"))
     registry.import_plugins(run.imports if isinstance(run, RunSection) else ())
 
-    layers = [*_preset(own, resolved), *own]
+    begun = None if resolved else _given(own, "train.init_from", None)
+    layers = [*_begun(begun, own), *_preset(own, resolved), *own]
     model = registry.family(_given(layers, "model.family", ModelConfig.model_fields["family"].default))
     merged = _merged({**_defaults(RunConfig), "model": _defaults(model)}, layers)
     loaded = Loaded(_build(merged, model, layers), name, tuple(layers))
     written = layers[1:] if resolved else layers  # a resolved file writes down every value, idle ones too
     refuse_idle(loaded, [partial(_sets, layer) for layer in written])
+    if begun not in (None, "none"):
+        _check_begun(loaded, begun)
     return loaded
 
 
@@ -155,6 +158,36 @@ def _preset(own: list[Layer], resolved: bool) -> Iterator[Layer]:
     if not isinstance(name, str):
         raise ConfigError(f"model.preset={messages.show(name)} must be the name of a preset; see `telamon models list`")
     yield Layer(f"in the preset {name}", {"model": yamlio.read(presets.find("models", name))})
+
+
+def _begun(run: Any, own: list[Layer]) -> Iterator[Layer]:
+    """What a run takes over from the one whose weights it begins with: its model, unless a preset is named, and its tokenizer."""
+    if run is None or run == "none":
+        return
+    saved = _begun_config(run)
+    values: dict[str, Any] = {} if _given(own, "model.preset", None) else {"model": plain(saved.model)}
+    if "://" not in run and (Path(run) / "tokenizer").is_dir():
+        values["data"] = {"tokenizer": {"path": str(Path(run) / "tokenizer")}}
+    yield Layer(f"in {run}", values)
+
+
+def _begun_config(run: Any) -> RunConfig:
+    file = f"{str(run).rstrip('/')}/config.yaml"
+    if not isinstance(run, str) or ("://" not in run and not Path(file).is_file()):
+        raise ConfigError(f"train.init_from={messages.show(run)}: no run there (no config.yaml); name a run's folder, such as runs/first")
+    return load_run(file).config
+
+
+def _check_begun(loaded: Loaded, run: str) -> None:
+    """Refuse weights of other sizes, naming both numbers and where each came from."""
+    model, saved = loaded.config.model, plain(_begun_config(run).model)
+    for name, ours in plain(model).items():
+        theirs = saved.get(name)
+        if isinstance(ours, int | str) and name not in model.beside_weights and ours != theirs:
+            raise ConfigError(
+                f"model.{name}={messages.show(ours)} does not fit the weights of train.init_from={run}, which have {messages.show(theirs)}: "
+                f"{loaded.origin(f'model.{name}')}; leave it out, or begin with other weights"
+            )
 
 
 def _build(merged: dict[str, Any], model: type[ModelConfig], layers: list[Layer]) -> RunConfig:

@@ -9,7 +9,7 @@ Checks between sections are in `telamon.config.checks`.
 
 from itertools import pairwise
 from math import prod
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
 
@@ -58,6 +58,9 @@ class ModelConfig(Section):
     max_positions: Positive | None = Field(
         default=None, description="Longest text the model is made for, in tokens, as exports say it; none: train.seq_len."
     )
+
+    beside_weights: ClassVar[frozenset[str]] = frozenset({"preset", "published_parameters", "max_positions"})
+    """Fields of whole numbers or names that weights do not depend on."""
 
     def spec(self) -> Any:
         """The architecture that the sizes stand for, a `telamon.models.spec.ModelSpec`; every family has its own."""
@@ -266,6 +269,10 @@ class TrainConfig(Section):
     seq_len: Annotated[int, Field(gt=1)] = Field(default=256, description="Row length T, in tokens.")
     accumulate: Positive = Field(default=1, description="Microbatches a step; sums are accumulated and divided once.")
     seed: int = Field(default=0, ge=0, description="Seed of initialisation and of the data order.")
+    init_from: str | None = Field(
+        default=None,
+        description="A run or an import whose newest weights a new run begins with; its model and tokenizer are the defaults. None: fresh weights.",
+    )
     compute_dtype: Literal["bfloat16", "float32"] = Field(
         default="bfloat16", description="Type of activations; weights are kept in float32."
     )

@@ -191,6 +191,8 @@ class OptionalWindow(DenseSizes):
         default="G", description="Repeated over the layers: S (sliding) attends within the window, G (global) to everything before."
     )
 
+    beside_weights: ClassVar[frozenset[str]] = HfFamily.beside_weights | {"window", "layer_pattern"}
+
     @model_validator(mode="after")
     def _window_where_it_slides(self) -> Self:
         if "S" in self.layer_pattern and self.window is None:

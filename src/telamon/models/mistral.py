@@ -18,6 +18,7 @@ class MistralConfig(DenseSizes):
     family: str = Field(default="mistral", description="Family of the model.")
     window: Positive | None = Field(default=None, description="Keys each query sees, itself included, in tokens; none: all before it.")
 
+    beside_weights: ClassVar[frozenset[str]] = DenseSizes.beside_weights | {"window"}
     hf_model_types: ClassVar[tuple[str, ...]] = ("mistral",)
     hf_architecture: ClassVar[str] = "MistralForCausalLM"
 

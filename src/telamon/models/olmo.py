@@ -72,6 +72,7 @@ class Olmo3Config(OptionalWindow, Olmo2Config):
         default=False, description="Stretch the wavelengths of sliding layers too, as transformers 5.12.1 does and training did not."
     )
 
+    beside_weights: ClassVar[frozenset[str]] = OptionalWindow.beside_weights | {"scale_sliding_rope"}
     hf_model_types: ClassVar[tuple[str, ...]] = ("olmo3",)
     hf_architecture: ClassVar[str] = "Olmo3ForCausalLM"
 

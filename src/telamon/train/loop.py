@@ -2,7 +2,7 @@
 
 Order of starting: (1) join the other processes; (2) mesh, model and optimizer from the config, which may still be refused;
 (3) the run's directory; (4) in parallel, programs are compiled and data opened; (5) state: restored from the run's newest
-whole checkpoint when a run is resumed, else fresh from the seed; (6) steps.
+whole checkpoint when a run is resumed, else from the run that train.init_from names, else fresh from the seed; (6) steps.
 """
 
 import zlib

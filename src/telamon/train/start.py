@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,12 +12,13 @@ from telamon.checkpoint.store import CheckpointStore
 from telamon.config.schema import RunConfig
 from telamon.data.loader import ArithmeticLoader, Loader, open_loader
 from telamon.data.tokenizer import TextTokenizer
+from telamon.errors import CheckpointError
 from telamon.train.job import Job
 from telamon.train.recorder import History
-from telamon.train.run_dir import TOKENIZER, RunDirectory
+from telamon.train.run_dir import CHECKPOINTS, TOKENIZER, RunDirectory
 from telamon.train.schedule import describe_schedule
 from telamon.train.state import TrainState
-from telamon.watch.files import is_url, write_text
+from telamon.watch.files import is_url, join, write_text
 from telamon.watch.log import banner, facts, human_bytes, line
 
 
@@ -47,6 +49,7 @@ def describe_job(job: Job) -> dict[str, str]:
         "devices": f"{job.mesh.size} x {job.mesh.devices.flat[0].device_kind}: {axes}",
         "batch": f"{train.batch_size} rows of {train.seq_len} tokens, {train.accumulate} microbatch{'es' if train.accumulate > 1 else ''}",
         "attention": "documents in one row cannot see each other",
+        "weights": f"those of {train.init_from}" if train.init_from else f"fresh, from seed {train.seed}",
         "schedule": describe_schedule(config),
     }
 
@@ -73,8 +76,23 @@ def open_data(config: RunConfig, run: RunDirectory, console: Console) -> Arithme
 def starting_state(job: Job, store: CheckpointStore, loader: Loader, *, first: int) -> tuple[TrainState, History]:
     """The state after step `first`, and what the run remembers of itself."""
     if first == 0:
-        return job.fresh_state(), History()
+        return begin(job, job.fresh_state()), History()
     with jax.set_mesh(job.mesh):
         state, meta = store.restore(first, job.abstract_state)
     loader.restore(meta["position"])
     return state, History(**meta["history"])
+
+
+def begin(job: Job, fresh: TrainState) -> TrainState:
+    """The state before the first step: `fresh`, or with the weights of the run that `train.init_from` names."""
+    run = job.config.train.init_from
+    if run is None:
+        return fresh
+    jax.tree.map(lambda leaf: leaf.delete(), fresh.weights)  # two sets of weights may not fit
+    store = CheckpointStore(join(run, CHECKPOINTS), readonly=True)
+    step = store.latest_valid()
+    if step is None:
+        raise CheckpointError(f"train.init_from={run}: there is no whole checkpoint to begin with")
+    with jax.set_mesh(job.mesh):
+        weights = store.restore_subtree(step, "weights", job.abstract_state.weights)
+    return replace(fresh, weights=weights)
