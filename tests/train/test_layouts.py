@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
+from telamon.config import registry
 from telamon.config.schema import MeshConfig, OptimizerConfig, RunConfig, ScheduleConfig
 from telamon.errors import ConfigError
 from telamon.models.weights import flatten
@@ -117,3 +118,22 @@ def test_a_job_that_would_keep_its_weights_whole_is_refused():
     config = tiny.run(model={"d_model": 36}).model_copy(update={"mesh": MeshConfig(fsdp=8)})
     with pytest.raises(ConfigError, match="of the parameters would stay unsharded"):
         make_job(config)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "olmo3", "gpt3"])
+def test_what_other_families_add_is_the_same_on_a_mesh(family: str):
+    """Norms over all heads together, caps on scores and logits, windows, spare rows of the tables, a table of positions."""
+    sizes = registry.family(family)(tie_embeddings=False, vocab_multiple=12).shrunk()
+    sizes = sizes.model_copy(
+        update={"vocab_size": 64, "n_layers": 2, **({"layer_pattern": "SG"} if "layer_pattern" in type(sizes).model_fields else {})}
+    )
+    losses = {}
+    for layout in ("one device", "data 2, fsdp 2, tensor 2"):
+        config = _config("adamw", layout)
+        config = config.model_copy(update={"model": sizes, "mesh": LAYOUTS[layout].model_copy(update={"replicated_limit": 1.0})})
+        job = make_job(config, devices=jax.devices()[:1] if layout == "one device" else None)
+        state, losses[layout] = _state(job), []
+        for batch in _batches()[:3]:
+            state, metrics = job.train_step(8)(state, jax.device_put(batch, batch_sharding(job.mesh)))
+            losses[layout].append([float(metrics["loss"]), float(metrics["grad_norm"])])
+    np.testing.assert_allclose(losses["data 2, fsdp 2, tensor 2"], losses["one device"], rtol=1e-5)
