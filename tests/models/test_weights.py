@@ -17,10 +17,12 @@ SMALL: dict[str, Any] = {"vocab_size": 11, "d_model": 8, "n_layers": 2, "n_heads
 
 @pytest.mark.parametrize(
     ("family", "tied", "parameters", "matmul"),
-    [("llama", True, 1280, 1280), ("llama", False, 1368, 1280), ("qwen3", True, 1288, 1288)],
+    [("llama", True, 1280, 1280), ("llama", False, 1368, 1280), ("qwen3", True, 1288, 1288), ("olmo2", True, 1304, 1304)],
 )
 def test_parameters_are_counted_from_the_tree(family: str, tied: bool, parameters: int, matmul: int):
-    """2 layers, V 11, D 8, F 16, 4 query and 2 KV heads of 2; tied and untied heads cost the same work."""
+    """2 layers, V 11, D 8, F 16, 4 query and 2 KV heads of 2; tied and untied heads cost the same work.
+
+    Norms of queries and keys add a scale per feature of a head (Qwen3), or per feature of all heads together (OLMo 2)."""
     model = tiny.model(family, **SMALL, tie_embeddings=tied)
     assert model.parameter_count == parameters
     assert model.parameter_count == sum(leaf.size for leaf in jax.tree.leaves(model.abstract()))

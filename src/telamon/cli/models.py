@@ -1,50 +1,100 @@
 """`telamon models`: the model presets."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="List and show the model presets.", no_args_is_help=True, rich_markup_mode="markdown")
+app = typer.Typer(help="List, show and compare the model presets.", no_args_is_help=True, rich_markup_mode="markdown")
+
+Records = Annotated[Path, typer.Option(help="Folder of the records of checks (see `telamon verify`).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")
-def list_models() -> None:
-    """List the model presets; choose one in a run with `model.preset=NAME`.
+def list_models(
+    part: Annotated[str, typer.Argument(help="Show the presets with this in their name or family.", show_default=False)] = "",
+) -> None:
+    """List the model presets by family and size; choose one in a run with `model.preset=NAME`.
 
     ```
     telamon models list
+    telamon models list gemma3
     telamon train model.preset=tiny-qwen3
     ```
     """
+    from itertools import groupby
+
     from rich.console import Console
     from rich.table import Table
 
-    from telamon.config import presets
-    from telamon.config.load import load_run
-    from telamon.models.weights import Model
+    from telamon.config.presets import model_lines
 
     table = Table("preset", "family", "layers", "width", "vocabulary", "parameters")
     for column in table.columns[2:]:
         column.justify = "right"
-    for name in presets.names("models"):
-        model = load_run(overrides=[f"model.preset={name}"]).config.model
-        sizes = (model.n_layers, model.d_model, model.vocab_size, Model(model.spec()).parameter_count)
-        table.add_row(name, model.family, *(f"{size:,}" for size in sizes))
+    for _, lines in groupby(model_lines(part), key=lambda line: line.family):
+        for line in lines:
+            sizes = (line.n_layers, line.d_model, line.vocab_size, line.parameters)
+            table.add_row(line.name, line.family, *(f"{size:,}" for size in sizes))
+        table.add_section()
     Console().print(table)
 
 
 @app.command()
-def show(name: Annotated[str, typer.Argument(help="A model preset.", show_default=False)]) -> None:
-    """Print a model preset with every size filled in, and its number of parameters.
+def show(
+    name: Annotated[str, typer.Argument(help="A model preset.", show_default=False)],
+    records: Records = Path("docs/records"),
+    as_json: AsJson = False,
+) -> None:
+    """Print what a model preset is: parameters, work and memory in figures, what was checked of it, and every size.
 
     ```
     telamon models show qwen3-8b
+    telamon models show gemma3-27b --json
+    ```
+
+    Figures are those of the architecture; nothing is allocated. Records of checks are read from a checkout's `docs/records`.
+    """
+    import json
+
+    from telamon.records.card import make_card
+    from telamon.records.card_text import render
+
+    card = make_card(name, records=records)
+    typer.echo(json.dumps(card.as_json(), indent=2) if as_json else render(card), nl=as_json)
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="A", help="A model preset.", show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Print in what two model presets differ: sizes, and the figures that follow from them.
+
+    ```
+    telamon models diff llama3-8b llama3.1-8b
+    telamon models diff qwen3-4b gemma3-4b
     ```
     """
-    from telamon.config.load import load_run, plain
-    from telamon.config.yamlio import dump
-    from telamon.models.weights import Model
+    import json
 
-    model = load_run(overrides=[f"model.preset={name}"]).config.model
-    typer.echo(f"# {Model(model.spec()).parameter_count:,} parameters")
-    typer.echo(dump(plain(model)), nl=False)
+    from rich.console import Console
+    from rich.table import Table
+
+    from telamon.records.card import difference, make_card
+
+    rows = difference(make_card(first), make_card(second))
+    if as_json:
+        typer.echo(json.dumps({key: {first: left, second: right} for key, left, right in rows}, indent=2))
+        return
+    if not rows:
+        typer.echo("no difference")
+        return
+    table = Table("what", first, second)
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, markup=False)

@@ -71,10 +71,8 @@ class Job:
 
     @property
     def flops_per_token(self) -> float:
-        """Model FLOPs a token, by the one rule (see `telamon.watch.throughput`)."""
-        mixers = [block.mixer for block in self.model.spec.blocks]
-        layers = [AttentionCost(mixer.attention_width, window=mixer.attention_window) for mixer in mixers if mixer.attention_width]
-        return flops_per_token(self.model.matmul_parameters, seq_len=self.config.train.seq_len, attention=layers)
+        """Model FLOPs a token of this run's rows (see `model_flops`)."""
+        return model_flops(self.model, seq_len=self.config.train.seq_len)
 
     def _program(self, kind: str, rows: int) -> Future[Any]:
         with self._lock:
@@ -121,3 +119,10 @@ def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
     model = Model(config.model.spec(), Numerics(dtype=config.train.compute_dtype, remat=config.train.remat))
     check_sharded(mesh, shapes=sharded_shapes(model, mesh), limit=config.mesh.replicated_limit)
     return Job(config, mesh, model, build_optimizer(config, model), language_model_loss(config.train))
+
+
+def model_flops(model: Model, *, seq_len: int) -> float:
+    """Model FLOPs a token, forward and backward, in rows of `seq_len`, by the one rule (see `telamon.watch.throughput`)."""
+    mixers = [block.mixer for block in model.spec.blocks]
+    layers = [AttentionCost(mixer.attention_width, window=mixer.attention_window) for mixer in mixers if mixer.attention_width]
+    return flops_per_token(model.matmul_parameters, seq_len=seq_len, attention=layers)

@@ -1,0 +1,225 @@
+"""A model preset in figures: sizes, parameters, work, memory, and which checks were made of it. Nothing is allocated."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from telamon.config.explain import differing
+from telamon.config.load import load_run, plain
+from telamon.config.presets import about_model
+from telamon.config.schema import ModelConfig
+from telamon.models.hf_family import HfFamily
+from telamon.models.spec import BlockSpec, ModelSpec
+from telamon.models.weights import Model, flatten
+from telamon.records.checks import CHECKS, Check
+from telamon.records.record import FOLDER, Record, read_records
+from telamon.train.job import model_flops
+
+COMMON_LENGTH = 4096
+"""Row length that work is quoted at, beside the longest text of the model."""
+SERVED_LENGTH = 8192
+"""Length of the sequence whose cache is quoted."""
+TRAINING_BYTES = 16
+"""A parameter in training: weight, gradient and AdamW's two moments, float32."""
+SERVING_BYTES = 2
+"""A value in serving: bfloat16."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Numbers of parameters, summed from the weights' shapes."""
+
+    total: int
+    embedding: int
+    """The table of tokens."""
+    positions: int
+    """The table of positions; 0 where the model has none."""
+    head: int
+    """The output head's own; 0 where it is the embedding table."""
+    per_layer: tuple[int, ...]
+    """Of one layer; several numbers where layers differ in size."""
+    matmul: int
+    """What a token is multiplied with: all but what is looked up, the head once."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. Activations are counted in none of them: they depend on the batch, the row length and `train.remat`."""
+
+    training: int
+    """Weights, gradients and AdamW's moments in float32, over all devices."""
+    weights: int
+    """In bfloat16, to serve."""
+    cache_per_token: int
+    """Keys and values that one more token adds while no window is full."""
+    cache_per_token_beyond: int
+    """The same once all windows are full."""
+    cache_served: int
+    """Of one sequence of 8,192 tokens, where windowed layers keep no more than their window."""
+    cache_kept: int
+    """The same as this version keeps it."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A check and what came out of it."""
+
+    name: str
+    title: str
+    whole: Record | None
+    """Of the preset as it is; none: not made."""
+    tiny: Record | None
+    """Of its blocks at shrunk sizes."""
+    for_tiny: bool
+    """Whether the check makes sense at shrunk sizes."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What `telamon models show` shows."""
+
+    name: str
+    about: str
+    """Where the sizes are from and what to mind, as the preset says it."""
+    repository: str | None
+    """On Hugging Face."""
+    architecture: str | None
+    """Transformers' class."""
+    config: ModelConfig
+    layers: str
+    """The pattern of layers, in words."""
+    parameters: Parameters
+    flops: dict[int, float]
+    """Row length -> model FLOPs a token, forward and backward; a forward alone takes a third."""
+    memory: Memory
+    checks: tuple[Checked, ...]
+    records: Path
+    """Where records of checks were looked for."""
+
+    def figures(self) -> dict[str, Any]:
+        """Everything but the checks as nested dicts, to compare two models."""
+        sizes = {name: value for name, value in plain(self.config).items() if name != "preset"}
+        memory = {f"{name}_bytes": value for name, value in asdict(self.memory).items()}
+        return {
+            "model": sizes,
+            "repository": self.repository,
+            "architecture": self.architecture,
+            "layers": self.layers,
+            "parameters": asdict(self.parameters),
+            "flops_per_token": {
+                str(length): {"forward_backward": round(value), "forward": round(value / 3)} for length, value in self.flops.items()
+            },
+            "memory": memory,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        checks = {
+            check.name: {"whole": check.whole and asdict(check.whole), "tiny": check.tiny and asdict(check.tiny)} for check in self.checks
+        }
+        return {"name": self.name, "about": self.about, **self.figures(), "checks": checks}
+
+
+def make_card(name: str, *, records: Path = FOLDER) -> Card:
+    """The card of a preset.
+
+    Args:
+        name: a model preset.
+        records: folder of the records; one that is not there has none.
+
+    Raises:
+        ConfigError: no preset has this name, or a file of the folder is no record.
+    """
+    config = load_run(overrides=[f"model.preset={name}"]).config.model
+    spec: ModelSpec = config.spec()
+    model, about = Model(spec), about_model(name)
+    repository = re.search(r"\b[\w.-]+/[\w.-]+[\w-]", about)
+    longest = config.position_limit or config.max_positions or COMMON_LENGTH
+    return Card(
+        name=name,
+        about=about,
+        repository=repository[0] if repository else None,
+        architecture=config.hf_architecture if isinstance(config, HfFamily) else None,
+        config=config,
+        layers=layers_in_words(spec),
+        parameters=_parameters(model),
+        flops={length: model_flops(model, seq_len=length) for length in sorted({min(COMMON_LENGTH, longest), longest})},
+        memory=_memory(model),
+        checks=_checks(name, read_records(records)),
+        records=records,
+    )
+
+
+def difference(first: Card, second: Card) -> list[tuple[str, str, str]]:
+    """The figures and sizes in which two models differ, with both values; `-` where one has no such thing."""
+    return differing(first.figures(), second.figures())
+
+
+def layers_in_words(spec: ModelSpec) -> str:
+    """How attention sees along the layers, such as "26: 4 times (5 within the last 512 tokens, 1 over all before), 2 within ..."."""
+    parts = []
+    for stack in spec.stacks:
+        if len(stack.pattern) == 1:
+            parts.append((stack.repeats, _sight(stack.pattern[0])))
+        else:
+            inner = ", ".join(f"{len(list(same))} {sight}" for sight, same in groupby(map(_sight, stack.pattern)))
+            parts.append((stack.repeats, f"times ({inner})"))
+    return f"{len(spec.blocks)}: " + ", ".join(f"{count} {words}" for count, words in parts)
+
+
+def _sight(block: BlockSpec) -> str:
+    window = block.mixer.attention_window
+    return "over all before" if window is None else f"within the last {window:,} tokens"
+
+
+def _parameters(model: Model) -> Parameters:
+    sizes = {path: info.size for path, info in flatten(model.info).items()}
+    per_layer = []
+    for number, stack in enumerate(model.spec.stacks):
+        for index in range(len(stack.pattern)):
+            prefix = f"stacks.{number}.blocks.{index}."
+            per_layer.append(sum(size for path, size in sizes.items() if path.startswith(prefix)) // stack.repeats)
+    return Parameters(
+        total=model.parameter_count,
+        embedding=sizes["embedding"],
+        positions=sizes.get("positions", 0),
+        head=sizes.get("head", 0),
+        per_layer=tuple(dict.fromkeys(per_layer)),
+        matmul=model.matmul_parameters,
+    )
+
+
+def _memory(model: Model) -> Memory:
+    windows = [block.mixer.attention_window for block in model.spec.blocks]
+    beyond = max((window for window in windows if window is not None), default=0)
+    return Memory(
+        training=TRAINING_BYTES * model.parameter_count,
+        weights=SERVING_BYTES * model.parameter_count,
+        cache_per_token=_cache_bytes(model, 1),
+        cache_per_token_beyond=_cache_bytes(model, beyond + 1) - _cache_bytes(model, beyond),
+        cache_served=_cache_bytes(model, SERVED_LENGTH),
+        cache_kept=_cache_bytes(model, SERVED_LENGTH, whole=True),
+    )
+
+
+def _cache_bytes(model: Model, tokens: int, *, whole: bool = False) -> int:
+    """Bytes of one sequence's cache; `whole`: windowed layers keep every token too."""
+    total = 0
+    for block in model.spec.blocks:
+        window = None if whole else block.mixer.attention_window
+        shapes = block.mixer.cache_shapes(batch=1, length=tokens if window is None else min(window, tokens))
+        total += sum(math.prod(shape) for shape in shapes.values())
+    return SERVING_BYTES * total
+
+
+def _checks(name: str, records: Sequence[Record]) -> tuple[Checked, ...]:
+    made = {(record.check, record.tiny): record for record in records if record.preset == name}
+
+    def checked(check: Check) -> Checked:
+        return Checked(check.name, check.title, made.get((check.name, False)), made.get((check.name, True)), not check.whole_only)
+
+    return tuple(map(checked, CHECKS.values()))

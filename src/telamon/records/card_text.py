@@ -1,0 +1,90 @@
+"""A model's card as text for a terminal."""
+
+from collections.abc import Iterator
+
+from telamon.config.load import plain
+from telamon.config.yamlio import dump
+from telamon.records.card import SERVED_LENGTH, TRAINING_BYTES, Card, Checked
+from telamon.records.record import Record
+
+
+def render(card: Card) -> str:
+    """The card: rows of a label and what belongs to it, then the sizes as YAML, as a run's `model` section has them."""
+    rows = {
+        "parameters": _parameters(card),
+        "layers": [card.layers],
+        "FLOPs a token": _flops(card),
+        "training": _training(card),
+        "serving": _serving(card),
+        "checks": _checks(card),
+    }
+    width = max(map(len, rows)) + 2
+    lines = [" · ".join(part for part in (card.name, card.repository, card.architecture) if part), card.about, ""]
+    for label, texts in rows.items():
+        lines += [f"{label if index == 0 else '':<{width}}{text}" for index, text in enumerate(texts)]
+    return "\n".join([*lines, "", dump({"model": plain(card.config)})])
+
+
+def _parameters(card: Card) -> Iterator[str]:
+    counts = card.parameters
+    yield f"{counts.total:,}"
+    head = f"{counts.head:,} of the output head" if counts.head else "which is the output head too"
+    yield f"{counts.embedding:,} of the table of tokens, {head}"
+    if counts.positions:
+        yield f"{counts.positions:,} of the table of positions"
+    yield f"{' or '.join(f'{count:,}' for count in counts.per_layer)} a layer"
+    yield f"{counts.matmul:,} that each token is multiplied with"
+
+
+def _flops(card: Card) -> Iterator[str]:
+    for length, flops in card.flops.items():
+        yield f"{flops:.4g} forward and backward, {flops / 3:.4g} forward alone, in rows of {length:,} tokens"
+    yield "6 for each parameter of matrix products, and causal attention within its window"
+
+
+def _training(card: Card) -> Iterator[str]:
+    yield (
+        f"{_size(card.memory.training)} over all devices: weights, gradients and AdamW's moments in float32, {TRAINING_BYTES} bytes a parameter"
+    )
+    yield "activations come on top; they depend on train.batch_size, train.seq_len and train.remat"
+
+
+def _serving(card: Card) -> Iterator[str]:
+    memory = card.memory
+    yield f"{_size(memory.weights)} of weights in bfloat16"
+    beyond = (
+        f", {memory.cache_per_token_beyond:,} once the windows are full" if memory.cache_per_token_beyond < memory.cache_per_token else ""
+    )
+    yield f"{memory.cache_per_token:,} bytes of keys and values a token{beyond}"
+    kept = "" if memory.cache_kept == memory.cache_served else f" where windows bound them; this version keeps {_size(memory.cache_kept)}"
+    yield f"{_size(memory.cache_served)} of them for {SERVED_LENGTH:,} tokens{kept}"
+
+
+def _checks(card: Card) -> Iterator[str]:
+    yield from map(_check, card.checks)
+    if not card.records.is_dir():
+        yield f"no folder {card.records} is here: records of checks are in a checkout of Telamon"
+
+
+def _check(check: Checked) -> str:
+    found = []
+    if check.whole is not None:
+        found.append(_outcome(check.whole))
+    if check.tiny is not None:
+        found.append(f"{_outcome(check.tiny)} at shrunk sizes")
+    if check.whole is None:
+        found.append("the whole model was not checked" if check.tiny is not None else "not checked")
+    return f"{check.title}: {'; '.join(found)}"
+
+
+def _outcome(record: Record) -> str:
+    return f"{'passed' if record.passed else 'FAILED'} ({record.figure:.3g}, at most {record.threshold:g}, {record.date})"
+
+
+def _size(count: int) -> str:
+    """Bytes for people."""
+    power = min(max(count.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    return f"{count / 1024**power:,.4g} {_UNITS[power]}"
+
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
