@@ -61,6 +61,9 @@ def _family(raw: Mapping[str, Any], source: str) -> type[HfFamily]:
 
 
 def hf_families() -> dict[str, type[HfFamily]]:
-    """The registered families by the `model_type`s they read."""
+    """The registered families by the `model_type`s they read.
+
+    A user's family takes over only those that its own class names, not what it inherits.
+    """
     registered = (family(name) for name in families())
-    return {model_type: cls for cls in registered if issubclass(cls, HfFamily) for model_type in cls.hf_model_types}
+    return {model_type: cls for cls in registered if issubclass(cls, HfFamily) for model_type in vars(cls).get("hf_model_types", ())}
