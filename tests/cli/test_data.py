@@ -56,7 +56,9 @@ def test_a_row_is_shown_token_by_token(preview):
     assert places["0"][0] == "'a'" and places["0"][2].endswith("'t'") and places["0"][3:] == ["1", "1", "0"]
     assert places["2"][0] == "<|eos|>" and places["2"][2:] == ["·", "0", "1", "2"]
     assert places["3"][0] == "<|bos|>" and places["3"][2].endswith("'d'") and places["3"][3:] == ["1", "2", "0"]
-    assert any(row[:4] == ["2", "3-7", "5", "4"] for row in rows if len(row) == 6)
+    # The last table gives the first and last id of each document: `dog` from BOS to EOS, `cat` from inside to EOS.
+    documents = {row[0]: row[1:] for row in rows if len(row) == 6}
+    assert documents["2"] == ["3-7", "5", "4", "0", "1"] and documents["1"][3:] == [places["0"][1], "1"]
 
 
 def test_text_in_brackets_is_shown_as_it_is(preview):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers as hf
 
 from telamon.config.schema import SourceConfig
 from telamon.data import cache
@@ -41,6 +42,26 @@ def test_documents_are_their_ids_between_bos_and_eos(text_folder: Path, bpe: Tex
         assert ids[0] == 0 and ids[-1] == 1 and bpe.decode(ids) == text
     assert store.bytes.tolist() == [len(text.encode()) for text in texts]
     assert store.length.sum() == len(store.tokens) and store.tokens.dtype == np.uint16
+
+
+@pytest.mark.parametrize("adds", ["both", "BOS", "neither"])
+@pytest.mark.parametrize(("bos", "eos"), [("<s>", "<s>"), ("<s>", "</s>"), (None, "</s>")])
+def test_bos_and_eos_are_there_once_whatever_the_tokenizer_adds_to_a_text(tmp_path: Path, bos: str | None, eos: str, adds: str):
+    """One token that is both BOS and EOS stands on both sides of a document."""
+    inner = hf.Tokenizer(hf.models.WordLevel({"<s>": 0, "</s>": 1, "x": 2, "y": 3}, unk_token="y"))
+    inner.add_special_tokens(["<s>", "</s>"])
+    inner.pre_tokenizer = hf.pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    if adds != "neither":
+        single = "<s> $A </s>" if adds == "both" else "<s> $A"
+        inner.post_processor = hf.processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+            single=single, special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+    (tmp_path / "texts").mkdir()
+    for name, text in (("a", "x"), ("b", "x y")):
+        (tmp_path / "texts" / f"{name}.txt").write_text(text)
+    store = store_of(tmp_path / "texts", TextTokenizer(inner, bos=bos, eos=eos), tmp_path / "c")
+    opening, closing = [] if bos is None else [0], [0 if eos == "<s>" else 1]
+    assert store.tokens.tolist() == [*opening, 2, *closing, *opening, 2, 3, *closing]
 
 
 def test_tokens_are_made_once_for_content_tokenizer_and_reading(text_folder: Path, bpe: TextTokenizer, tmp_path: Path, monkeypatch):

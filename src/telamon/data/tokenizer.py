@@ -94,9 +94,13 @@ class TextTokenizer:
         """How the vocabulary spells an id."""
         return self._inner.id_to_token(token) or f"<{token}>"
 
+    def to_json(self) -> str:
+        """Content of its tokenizer.json."""
+        return self._inner.to_str()
+
     def save(self, path: Path) -> None:
         """Write a tokenizer.json."""
-        path.write_text(self._inner.to_str(), encoding="utf-8")
+        path.write_text(self.to_json(), encoding="utf-8")
 
     def export(self, folder: Path) -> None:
         """Write a tokenizer.json, and beside it what begins and ends a document: a folder that `load_tokenizer` reads back."""
@@ -179,7 +183,7 @@ def load_tokenizer(path: str) -> TextTokenizer:
         inner = hf.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"data.tokenizer.path={file}: not a tokenizer file: {error}") from error
-    declared = _declared_specials(file.parent)
+    declared = declared_specials(file.parent)
     special = {t.content for t in inner.get_added_tokens_decoder().values()}
     bos = declared["bos_token"] if "bos_token" in declared else next((t for t in _KNOWN_BOS if t in special), None)
     eos = declared["eos_token"] if declared.get("eos_token") else next((t for t in _KNOWN_EOS if t in special), None)
@@ -194,8 +198,8 @@ def load_tokenizer(path: str) -> TextTokenizer:
     return TextTokenizer(inner, bos=bos, eos=eos)
 
 
-def _declared_specials(folder: Path) -> dict[str, str | None]:
-    """What the folder's files say about bos_token and eos_token; a token that is null there is declared absent."""
+def declared_specials(folder: Path) -> dict[str, str | None]:
+    """What a tokenizer's folder says of bos_token, eos_token, pad_token and so on; a token that is null there is declared absent."""
     found: dict[str, str | None] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         file = folder / name
@@ -204,10 +208,10 @@ def _declared_specials(folder: Path) -> dict[str, str | None]:
                 content = json.loads(file.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise ConfigError(f"{file}: not valid JSON: {error}") from error
-            for key in ("bos_token", "eos_token"):
-                if key in content:
-                    token = content[key]
-                    found[key] = token["content"] if isinstance(token, dict) else token
+            for key, token in content.items():
+                text = token.get("content") if isinstance(token, dict) else token
+                if key.endswith("_token") and (text is None or isinstance(text, str)):
+                    found[key] = text
     return found
 
 
