@@ -187,8 +187,8 @@ def _write_settings(folder: Path, tokenizer: Path | None, config: RunConfig, rec
     else:
         ids = {} if tokenizer is None else write_tokenizer(tokenizer, folder, longest=config.train.seq_len).attributes()
         generation = ids or None
-    attributes = plan.model.to_hf()
-    attributes["max_position_embeddings"] = attributes.get("max_position_embeddings") or config.train.seq_len
+    longest = plan.model.max_positions or config.train.seq_len
+    attributes = plan.model.model_copy(update={"max_positions": longest}).to_hf()
     # The older spelling of `dtype`, which every version of transformers and vLLM reads.
     _write_json(folder / CONFIG, {**attributes, **ids, "torch_dtype": _main_type(plan)})
     if generation is not None:
