@@ -2,8 +2,10 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,9 +164,20 @@ def _shards(infos: dict[str, TensorInfo], limit: int) -> dict[str, list[str]]:
 
 def _write_shard(path: Path, names: list[str], plan: _Plan, reader: StreamedReader, transfer: Transfer) -> None:
     with SafetensorsWriter(path, {name: plan.infos[name] for name in names}) as writer:
-        for name in writer.order:
-            writer.write(name, _read(plan.tensors[name], plan.infos[name], reader))
-            transfer.advance(plan.infos[name].nbytes)
+        for name, array in _read_ahead(writer.order, plan, reader):
+            writer.write(name, array)
+            transfer.advance(array.nbytes)
+
+
+def _read_ahead(names: Sequence[str], plan: _Plan, reader: StreamedReader) -> Iterator[tuple[str, "np.ndarray"]]:
+    """The tensors in turn; while one is written, the next is read."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pending: Future[np.ndarray] | None = None
+        for name, upcoming in zip_longest(names, names[1:]):
+            array = pending.result() if pending else _read(plan.tensors[name], plan.infos[name], reader)
+            pending = pool.submit(_read, plan.tensors[upcoming], plan.infos[upcoming], reader) if upcoming else None
+            yield name, array
+            del array
 
 
 def _read(tensor: HfTensor, info: TensorInfo, reader: StreamedReader) -> "np.ndarray":

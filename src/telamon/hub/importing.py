@@ -25,6 +25,7 @@ from telamon.hub.whole_folder import check_free, check_space, whole_folder
 from telamon.infer.run import CHECKPOINTS, CONFIG, TOKENIZER
 from telamon.models.hf import config_from_hf
 from telamon.models.hf_family import HfFamily
+from telamon.models.hf_weights import HfTensor
 from telamon.models.weights import Model, flatten
 from telamon.watch.log import facts, human_bytes, line
 
@@ -140,9 +141,14 @@ def _copy_weights(source: TensorSource, plan: _Plan, checkpoints: Path, transfer
     abstract = {path: jax.ShapeDtypeStruct(shape, plan.stored[path]) for path, shape in shapes.items()}
     with StreamedWriter(checkpoints, step=STEP, abstract=abstract, meta={"origin": source.origin}) as writer:
         for name, tensor in plan.match.tensors.items():
-            for part, array in zip(tensor.parts, tensor.to_ours(source.read(name)), strict=True):
-                writer.write(part.path, part.index, array.astype(plan.stored[part.path], copy=False))
+            _copy_tensor(source.read(name), tensor, plan, writer)
             transfer.advance(source.tensors[name].nbytes)
+
+
+def _copy_tensor(array: np.ndarray, tensor: HfTensor, plan: _Plan, writer: StreamedWriter) -> None:
+    """A function of its own, so that a tensor is gone before the next is read."""
+    for part, ours in zip(tensor.parts, tensor.to_ours(array), strict=True):
+        writer.write(part.path, part.index, ours.astype(plan.stored[part.path], copy=False))
 
 
 def _copy_assets(source: TensorSource, folder: Path) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _CODES = {name: code for code, name in DTYPES.items()}
 _ALIGNMENT = 8
-_BLOCK = 1 << 26
+_BLOCK = 1 << 22
 _METADATA = {"format": "pt"}
 """Transformers refuses a file that does not say which library's layout its tensors have."""
 
