@@ -17,7 +17,7 @@ from etils import epath
 _LEAST, _MOST = 1 << 20, 1 << 26
 _AT_ONCE = {"file_io_concurrency": {"limit": 4}, "data_copy_concurrency": {"limit": 2}}
 _NODE_BYTES = 1 << 16
-_M_MMAP_THRESHOLD = -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def chunk_shape(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...]:
@@ -72,25 +72,27 @@ def open_to_read(folder: epath.Path, name: str, context: ts.Context) -> ts.Tenso
     return ts.open({**_spec(folder, name, {}), "fill_missing_data_reads": False}, read=True, context=context).result()
 
 
-def new_context() -> ts.Context:
-    """Few reads and writes at a time, for the memory's sake."""
-    _return_freed_memory()
+def new_context(chunk_bytes: int) -> ts.Context:
+    """Few reads and writes at a time, of chunks of about this size, for the memory's sake."""
+    _return_freed_memory(2 * chunk_bytes)
     return ts.Context(_AT_ONCE)
 
 
-def _return_freed_memory() -> None:
-    """Let the C library give memory of tensors back as it is freed, from now on, where it can be told so.
+def _return_freed_memory(least: int) -> None:
+    """Let the C library, if it is glibc, give each block longer than `least` back to the system as it is freed, from now on.
 
-    glibc takes blocks from the system one by one only if they are longer than any that was ever freed, up to 32 MB, and the
-    rest from a heap. There, a chunk that is still being written keeps the room of a whole tensor before it from being reused.
+    By default it takes such blocks from a heap once one as long was freed, and there a chunk that is still being written keeps
+    the room of the whole tensor before it from being reused. Chunks do come from the heap: new memory costs more than its use.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LEAST // 2)
+        mallopt(_M_MMAP_THRESHOLD, least)
+        mallopt(_M_TRIM_THRESHOLD, least)
 
 
 def _spec(folder: epath.Path, name: str, database: dict[str, Any]) -> dict[str, Any]:
     path = os.fspath(folder)
-    base = path + "/" if "://" in path else {"driver": "file", "path": path + "/"}
+    # Files are put on disk at the end, all at once: after each chunk it would take longer than writing them.
+    base = path + "/" if "://" in path else {"driver": "file", "path": path + "/", "file_io_sync": False}
     kvstore = {"driver": "ocdbt", "base": base, "path": name, **database}
     return {"driver": "zarr3", "kvstore": kvstore, "recheck_cached_data": False, "recheck_cached_metadata": False}

@@ -72,10 +72,16 @@ def _array_info(fields: dict[str, Any]) -> ArrayInfo:
 
 
 def scan(checkpoint: epath.Path) -> dict[str, tuple[int, int]]:
-    """Size and CRC-32 of every file of `checkpoint` but the manifest, as read back from the disk."""
+    """Size and CRC-32 of every file of `checkpoint` but the manifest, as read back once it is on disk."""
     paths = [path for path in _files(checkpoint) if path.name != FILE_NAME]
-    with ThreadPoolExecutor(_THREADS) as pool:  # reading and summing let go of the interpreter
-        return dict(zip((str(path.relative_to(checkpoint)) for path in paths), pool.map(_size_and_crc, paths), strict=True))
+    with ThreadPoolExecutor(_THREADS) as pool:  # waiting, reading and summing let go of the interpreter
+        return dict(zip((str(path.relative_to(checkpoint)) for path in paths), pool.map(_settle, paths), strict=True))
+
+
+def _settle(path: epath.Path) -> tuple[int, int]:
+    if "://" not in str(path):
+        put_on_disk(path)
+    return _size_and_crc(path)
 
 
 def damage(checkpoint: epath.Path) -> str | None:
@@ -115,11 +121,16 @@ def write_atomically(path: epath.Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
-    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    put_on_disk(epath.Path(path).parent)  # the new name itself
+
+
+def put_on_disk(path: epath.Path) -> None:
+    """Return when a local file, or the list of a folder's names, is on disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name itself
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def _files(folder: epath.Path) -> Iterator[epath.Path]:
@@ -132,8 +143,10 @@ def _files(folder: epath.Path) -> Iterator[epath.Path]:
 
 def _size_and_crc(path: epath.Path) -> tuple[int, int]:
     size = crc = 0
+    buffer = memoryview(bytearray(_CHUNK))
+    file: Any  # Etils does not say that it is binary
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            size += len(chunk)
-            crc = zlib.crc32(chunk, crc)
+        while count := file.readinto(buffer):
+            size += count
+            crc = zlib.crc32(buffer[:count], crc)
     return size, crc

@@ -13,6 +13,7 @@ leaves and waits for it in the background; ours waits in turn for the writer to 
 
 import asyncio
 import dataclasses
+import math
 import os
 import sys
 from collections import deque
@@ -22,6 +23,7 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+import tensorstore as ts
 from etils import epath
 from orbax.checkpoint import v1 as ocp
 
@@ -52,9 +54,9 @@ class StreamedWriter:
     def __init__(self, directory: str | os.PathLike[str], *, step: int, abstract: Mapping[str, Any], meta: dict[str, Any]):
         assert jax.process_count() == 1, "only one process can stream"
         self._step, self._meta = step, meta
-        largest = max(_slice_bytes(path, leaf) for path, leaf in abstract.items())
-        self._chunk = chunks.target_bytes(largest)
-        self._leaves = {path: _Leaf(path, leaf, self._chunk) for path, leaf in abstract.items()}
+        chunk_bytes = chunks.target_bytes(_largest(abstract))
+        self._context = chunks.new_context(chunk_bytes)
+        self._leaves = {path: _Leaf(path, leaf, chunk_bytes) for path, leaf in abstract.items()}
         self._missing: dict[str, set[int | None]] = {path: leaf.indices() for path, leaf in self._leaves.items()}
         self._store = CheckpointStore(directory, keep=sys.maxsize)
         self._closed: Future[None] = Future()
@@ -63,7 +65,7 @@ class StreamedWriter:
     def __enter__(self) -> Self:
         arrays = {PREFIX + path: ArrayInfo(leaf.shape, leaf.dtype.name) for path, leaf in self._leaves.items()}
         tree = trees.nest({PREFIX + path: leaf for path, leaf in self._leaves.items()})
-        self._store.start(self._step, _StreamedTree(tree, self._closed), self._meta, arrays, patience=_PATIENCE)
+        self._store.start(self._step, _StreamedTree(tree, self._closed, self._context), self._meta, arrays, patience=_PATIENCE)
         return self
 
     def write(self, path: str, index: int | None, array: np.ndarray) -> None:
@@ -165,7 +167,7 @@ class StreamedReader:
         if abstract is not None:
             self._cut_as(abstract, str(store.path(step)), target)
         self._folder = store.path(step) / STATE
-        self._context = chunks.new_context()
+        self._context = chunks.new_context(chunks.target_bytes(_largest(self.arrays)))
 
     def read(self, path: str, index: int | None) -> np.ndarray:
         """A layer's slice of a stacked weight, or with `index` None the whole weight; its type is that on disk."""
@@ -174,7 +176,10 @@ class StreamedReader:
             path, index = place.name, place.row
         try:
             stored = chunks.open_to_read(self._folder, PREFIX + path, self._context)
-            return (stored if index is None else stored[index]).read().result()
+            stored = stored if index is None else stored[index]
+            array = np.empty(stored.shape, stored.dtype.numpy_dtype)
+            ts.array(array).write(stored).result()
+            return array
         except Exception as error:
             raise CheckpointError(f"{path} cannot be read from {self._folder}: {error}") from error
 
@@ -212,7 +217,7 @@ class _Leaf:
             return [...]
         return [slice(row, min(row + self._chunk[0], self.part[0])) for row in range(0, self.part[0], self._chunk[0])]
 
-    def open(self, folder: epath.Path, name: str, context: Any) -> None:
+    def open(self, folder: epath.Path, name: str, context: ts.Context) -> None:
         """Create the array in a checkpoint's folder."""
         chunk = self._chunk if self.layers is None else (1, *self._chunk)
         self.array = chunks.create(folder, name, self.shape, self.dtype, chunk, context)
@@ -221,11 +226,11 @@ class _Leaf:
 class _StreamedTree:
     """What Orbax saves: a tree of `_Leaf`s, which is whole once `closed` has a result."""
 
-    def __init__(self, tree: dict[str, Any], closed: Future[None]):
-        self._tree, self._closed = tree, closed
+    def __init__(self, tree: dict[str, Any], closed: Future[None], context: ts.Context):
+        self._tree, self._handler = tree, _LeafHandler(closed, context)
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        registry: Any = _Registry(self._closed)
+        registry: Any = _Registry(self._handler)
         return await ocp.handlers.PyTreeHandler(leaf_handler_registry=registry).save(directory, self._tree)
 
     async def load(self, directory: Any) -> Awaitable[None]:
@@ -235,14 +240,13 @@ class _StreamedTree:
 class _LeafHandler:
     """Opens the arrays, then waits for the writer."""
 
-    def __init__(self, closed: Future[None]):
-        self._closed = closed
+    def __init__(self, closed: Future[None], context: ts.Context):
+        self._closed, self._context = closed, context
 
     async def serialize(self, params: Sequence[Any], serialization_context: Any) -> Awaitable[None]:
         folder = await serialization_context.parent_dir.await_creation()
-        context = chunks.new_context()
         for param in params:
-            param.value.open(folder, param.name, context)
+            param.value.open(folder, param.name, self._context)
         return self._wait()
 
     async def _wait(self) -> None:
@@ -252,8 +256,8 @@ class _LeafHandler:
 class _Registry:
     """As much of Orbax's table of leaf handlers as saving asks for. On disk the leaves are NumPy arrays: they have no sharding."""
 
-    def __init__(self, closed: Future[None]):
-        self._closed = closed
+    def __init__(self, handler: _LeafHandler):
+        self._handler = handler
 
     def get_all(self) -> list[tuple[type, type, Any]]:
         return [(_Leaf, _Leaf, self._make)]
@@ -268,12 +272,16 @@ class _Registry:
         return ["np.ndarray"]
 
     def _make(self, context: Any) -> _LeafHandler:
-        return _LeafHandler(self._closed)
+        return self._handler
 
 
-def _slice_bytes(path: str, leaf: Any) -> int:
-    shape = leaf.shape[1:] if layouts.is_stacked(path) else leaf.shape
-    return int(np.prod(shape)) * np.dtype(leaf.dtype).itemsize
+def _largest(arrays: Mapping[str, Any]) -> int:
+    """Bytes of the largest tensor that is written or read at once."""
+
+    def size(path: str, leaf: Any) -> int:
+        return math.prod(leaf.shape[1:] if layouts.is_stacked(path) else leaf.shape) * np.dtype(leaf.dtype).itemsize
+
+    return max(size(path, leaf) for path, leaf in arrays.items())
 
 
 def _ranges(numbers: set[Any]) -> str:
