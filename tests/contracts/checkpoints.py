@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from reference import fixtures
 
 from telamon.hub.safetensors_folder import SafetensorsFolder
+from telamon.layers.parts import Context
 from telamon.models.hf import config_from_hf
 from telamon.models.hf_family import HfFamily
 from telamon.models.hf_weights import HfTensor
@@ -127,3 +129,44 @@ def ask(name: str) -> Answers:
 
 def _row(ids: np.ndarray, positions: np.ndarray, segments: np.ndarray, length: int) -> tuple[np.ndarray, ...]:
     return tuple(np.pad(x, (0, length - len(ids))) for x in (ids, positions, segments))
+
+
+def stream_sizes(name: str) -> np.ndarray:
+    """As the fixture's `long_streams`: the root mean square of the stream, layer by layer [4, L + 1, T]."""
+    case = load(name)
+    ids, offsets = case.fixture.expected["long_ids"], case.fixture.expected["long_offsets"]
+    tokens = jnp.broadcast_to(jnp.asarray(ids, jnp.int32), (len(offsets), len(ids)))
+    positions = jnp.asarray(offsets, jnp.int32)[:, None] + jnp.arange(len(ids))
+    ones = jnp.ones_like(tokens)
+
+    @jax.jit
+    def sizes(weights: Weights) -> jax.Array:
+        decoder = case.model.bind(weights)
+        streams = [decoder.embed(tokens, positions)]
+        for stack in decoder.stacks:
+            graph, stacked = nnx.split(stack.blocks)
+            for repeat in range(len(jax.tree.leaves(stacked)[0])):
+                for block in nnx.merge(graph, jax.tree.map(lambda leaf, repeat=repeat: leaf[repeat], stacked)):
+                    stream, _, _ = block(streams[-1], Context(tokens, positions, ones, positions, ones), None)
+                    streams.append(stream)
+        streams[-1] = decoder.norm(streams[-1])
+        return jnp.stack([jnp.sqrt(jnp.mean(jnp.square(stream), axis=-1)) for stream in streams], axis=1)
+
+    return np.asarray(sizes(case.weights))
+
+
+def report(name: str, ours: np.ndarray, theirs: np.ndarray) -> str:
+    """Where logits differ: by position, and at far positions by layer, so that the first wrong layer is seen."""
+    by_position = np.abs(ours - theirs).max(axis=-1)
+    expected = case_streams(name)
+    by_layer = (np.abs(stream_sizes(name) - expected) / expected).max(axis=(0, 2))
+    layers = [f"  {label:<9} {by_layer[i]:.1e}" for i, label in enumerate(_labels(len(by_layer)))]
+    return "\n".join([f"by position: {np.array2string(by_position, precision=6)}", "stream at far positions, relative:", *layers])
+
+
+def case_streams(name: str) -> np.ndarray:
+    return load(name).fixture.expected["long_streams"]
+
+
+def _labels(count: int) -> list[str]:
+    return ["embedding", *(f"layer {i}" for i in range(count - 2)), "the end"]

@@ -20,12 +20,6 @@ OWN = [name for name in NAMES if "expected.npz" not in fixtures.load(name).meta[
 LOGITS, RELATIVE = 1e-4, 1e-4
 
 
-def _worst(ours: np.ndarray, theirs: np.ndarray) -> str:
-    """Where they differ most, position by position."""
-    by_position = np.abs(ours - theirs).max(axis=-1)
-    return f"largest difference by position: {np.array2string(by_position, precision=6)}"
-
-
 def _together(name: str, *rest: str) -> Any:
     """A fixture's tests share one worker, and so its compiled programs."""
     return pytest.param(name, *rest, marks=pytest.mark.xdist_group(f"fixture {name}"))
@@ -46,7 +40,7 @@ def test_logits(name: str, rows: str):
     case = checkpoints.load(name)
     theirs = case.fixture.expected["logits" if rows == "logits" else f"{rows}_logits"]
     ours = getattr(checkpoints.ask(name), rows)
-    assert np.abs(ours - theirs).max() < LOGITS, _worst(ours, theirs)
+    assert np.abs(ours - theirs).max() < LOGITS, checkpoints.report(name, ours, theirs)
 
 
 @pytest.mark.parametrize("name", [_together(name) for name in OWN])
@@ -81,8 +75,17 @@ def test_decoding_through_the_cache(name: str):
         return jax.lax.scan(step, cache, (jnp.asarray(tokens), jnp.arange(len(tokens))))[1]
 
     steps = np.asarray(decode(case.weights))[len(e["prompt_ids"]) - 1 : -1]
-    assert np.abs(steps - e["decode_logits"]).max() < LOGITS, _worst(steps, e["decode_logits"])
+    assert np.abs(steps - e["decode_logits"]).max() < LOGITS, checkpoints.report(name, steps, e["decode_logits"])
     assert steps.argmax(axis=-1).tolist() == e["decode_ids"].tolist()
+
+
+@pytest.mark.parametrize("name", [_together(name) for name in ("llama-yarn", "gemma3", "olmo3-yarn-trained", "gpt2")])
+def test_the_stream_layer_by_layer(name: str):
+    """At far positions; a rotary fault would be seen at its first layer. This is what a failure of the tests above reports."""
+    theirs = checkpoints.case_streams(name)
+    ours = checkpoints.stream_sizes(name)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+    assert "layer 0" in checkpoints.report(name, ours, ours)
 
 
 def _swaps(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, str]]:

@@ -25,6 +25,12 @@ def logits(model: Any, ids: torch.Tensor, *, mask: torch.Tensor | None = None, p
     return model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
 
+def stream_sizes(model: Any, ids: torch.Tensor, *, positions: torch.Tensor) -> torch.Tensor:
+    """Root mean square of the stream at each position, behind the embedding, each layer but the last, and the final norm [L + 1, T]."""
+    out = model(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions, use_cache=False, output_hidden_states=True)
+    return torch.stack([layer[0].square().mean(-1).sqrt() for layer in out.hidden_states])
+
+
 def token_rows(model: Any, variant: Variant) -> Arrays:
     """Random token ids for every part; both plain rows hold the id that pads the padded one."""
     vocab = model.get_input_embeddings().num_embeddings
@@ -49,6 +55,7 @@ def forward_outputs(model: Any, rows: Arrays) -> Arrays:
     positions = (torch.arange(padded.shape[1]) - PADS).clamp(min=0)[None]
     documents = tensor["packed_ids"].split(list(DOCUMENTS))
     long_ids = tensor["long_ids"][None]
+    long_positions = [offset + torch.arange(LONG)[None] for offset in tensor["long_offsets"]]
     found = {
         "logits": _numpy(logits(model, tensor["ids"])),
         "packed_logits": np.concatenate([_numpy(logits(model, document[None])[0]) for document in documents]),
@@ -56,9 +63,8 @@ def forward_outputs(model: Any, rows: Arrays) -> Arrays:
         "padded_mask": _numpy(mask[0]),
         "padded_positions": _numpy(positions[0]),
         "padded_logits": _numpy(logits(model, padded, mask=mask, positions=positions)[0, PADS:]),
-        "long_logits": np.stack(
-            [_numpy(logits(model, long_ids, positions=offset + torch.arange(LONG)[None])[0]) for offset in tensor["long_offsets"]]
-        ),
+        "long_logits": np.stack([_numpy(logits(model, long_ids, positions=where)[0]) for where in long_positions]),
+        "long_streams": np.stack([_numpy(stream_sizes(model, long_ids, positions=where)) for where in long_positions]),
         "jump_logits": _numpy(logits(model, long_ids, positions=tensor["jump_positions"][None])[0]),
     }
     assert all(np.isfinite(array).all() for array in found.values())

@@ -144,7 +144,7 @@ class Decoder(nnx.Module):
             key_positions = jax.lax.dynamic_update_slice_in_dim(cache.positions, positions, index, axis=1)
             key_segments = jax.lax.dynamic_update_slice_in_dim(cache.segments, segments, index, axis=1)
         ctx = Context(tokens, positions, segments, key_positions, key_segments, index)
-        stream = self._embed(tokens, positions)
+        stream = self.embed(tokens, positions)
         aux: Aux = {}
         layers = []
         for number, stack in enumerate(self.stacks):
@@ -155,8 +155,8 @@ class Decoder(nnx.Module):
             cache = Cache(layers, key_positions, key_segments, cache.length + tokens.shape[1])
         return Output(self.norm(constrain(stream, "batch", "seq", "embed")), cache, aux)
 
-    def _embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        """[B, T] -> [B, T, D]."""
+    def embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        """Ids and positions [B, T] -> the stream before the first block [B, T, D]."""
         spec, dtype = self.spec, self.numerics.dtype
         # The look-up reads a table that is whole along D: gathering from a split one would move activations instead.
         stream = constrain(self.embedding[...], "vocab", "embed")[tokens].astype(dtype)
