@@ -5,6 +5,7 @@ import pytest
 
 from telamon.config.load import load_run
 from telamon.data.tokenizer import train_bpe
+from telamon.infer.text_record import TextRecord
 from telamon.models.weights import Model
 from telamon.train.run_dir import TOKENIZER, create_run
 
@@ -101,6 +102,18 @@ def test_where_there_is_no_run_the_newest_cannot_be_found(telamon, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     answer = telamon("generate", "p")
     assert answer.code == 2 and "no run in runs/ yet" in answer.err
+
+
+def test_another_tokenizer_than_that_of_the_training_needs_a_flag(telamon, here):
+    record = here / "runs" / "night" / "text.json"
+    TextRecord("0" * 64).write(str(record.parent))
+    words = ("generate", "--run", "night", "def ", "--max-tokens", "2")
+    try:
+        refused = telamon(*words)
+        assert refused.code == 2 and "another tokenizer: its hash is 0000" in refused.err
+        assert telamon(*words, "--allow-mismatch").code == 0
+    finally:
+        record.unlink()
 
 
 def test_a_run_without_a_checkpoint_says_so(telamon, here):

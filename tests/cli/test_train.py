@@ -1,5 +1,6 @@
 """`telamon train`: what it takes, what it refuses before it starts, and going on with a run."""
 
+import hashlib
 import re
 
 import numpy as np
@@ -75,6 +76,21 @@ def test_a_run_goes_on_from_its_own_config_with_further_changes(telamon, here):
     assert answer.code == 0, answer.err
     assert "resumed after step 1" in answer.out and "step 2/2" in answer.out and "step 1/2" not in answer.out
     assert load_run(here / "runs/first").config.train.stop_at is None
+
+
+def test_another_chat_template_needs_a_flag(telamon, here):
+    """Both hashes are named, and the run stays as it was."""
+    for name in ("one", "two"):
+        (here / f"{name}.jinja").write_text(f"{{{{ messages[0].content }}}} {name}")
+    template = "data.tokenizer.chat_template="
+    assert telamon("train", *QUICK, "run.name=first", "train.stop_at=1", f"{template}one.jinja").code == 0
+    saved = load_run(here / "runs/first").config
+    words = ("resume=runs/first", "train.stop_at=none", f"{template}two.jinja")
+    refused = telamon("train", *words)
+    hashes = [hashlib.sha256((here / f"{name}.jinja").read_bytes()).hexdigest() for name in ("one", "two")]
+    assert refused.code == 2 and all(each in refused.err for each in hashes)
+    assert load_run(here / "runs/first").config == saved
+    assert telamon("train", *words, "--allow-mismatch").code == 0
 
 
 def test_a_run_is_not_written_over(telamon, here):

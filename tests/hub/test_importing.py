@@ -1,5 +1,6 @@
 """Models come in whole or not at all: what is stored, what is refused and in which words, and what interruptions leave."""
 
+import hashlib
 import io
 import json
 import os
@@ -17,12 +18,14 @@ from rich.console import Console
 
 from telamon.checkpoint.streamed import StreamedReader
 from telamon.config.load import load_run
+from telamon.data.tokenizer import train_bpe
 from telamon.errors import CheckpointError, ConfigError, DataError
 from telamon.hub import importing, whole_folder
 from telamon.hub.exporting import export_run
 from telamon.hub.importing import import_model
 from telamon.hub.opening import open_source
 from telamon.hub.safetensors_folder import SafetensorsFolder
+from telamon.infer.text_record import TextRecord
 
 BF16 = ml_dtypes.bfloat16
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -50,6 +53,12 @@ def bring(tmp_path, screen):
         return tmp_path / "runs" / "run"
 
     return bring
+
+
+def test_the_tokenizer_and_template_that_the_weights_know_are_recorded(bring):
+    tokenizer = train_bpe(["the cat sat on the mat"], vocab_size=280)
+    run = bring(llama_tensors(), files={"tokenizer.json": tokenizer.to_json(), "chat_template.jinja": "{{ messages }}"})
+    assert TextRecord.read(str(run)) == TextRecord(tokenizer.hash, hashlib.sha256(b"{{ messages }}").hexdigest())
 
 
 def back(run, tmp_path, screen, **more):

@@ -4,23 +4,22 @@ from typing import Annotated
 
 import typer
 
-from telamon.cli.arguments import Imports
+from telamon.cli.arguments import AllowMismatch, Greedy, Imports, Seed, Temperature, TopK, TopP, sampling_of
 
 
 def generate(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to continue.", show_default=False)],
     run: Annotated[str | None, typer.Option(help="A run directory, or its name below runs/; none: the newest.", show_default=False)] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens each prompt gets.")] = 64,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; higher is more varied; none: 0.8.", show_default=False)] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.", show_default=False)] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest tokens that together have this share.", show_default=False)
-    ] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    greedy: Greedy = False,
     stop: Annotated[
         list[str] | None, typer.Option(help=r"End before this text; \n and \t are read as in Python. May be repeated.", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    seed: Seed = 0,
+    allow_mismatch: AllowMismatch = False,
     imports: Imports = None,
 ) -> None:
     r"""Continue prompts with a trained run.
@@ -32,22 +31,16 @@ def generate(
     """
     import time
 
-    from telamon.errors import ConfigError
     from telamon.infer.run import find_run, open_run
-    from telamon.infer.sampling import Sampling
     from telamon.infer.text import complete
 
-    if greedy and (temperature, top_k, top_p) != (None, None, None):
-        raise ConfigError("--greedy takes the likeliest token each time; leave out --temperature, --top-k and --top-p, or --greedy")
-    sampling = Sampling(temperature=0.0 if greedy else 0.8 if temperature is None else temperature, top_k=top_k, top_p=top_p)
-    if seed < 0:
-        raise ConfigError(f"--seed {seed} is not possible; give 0 or more")
-    opened = open_run(find_run(run), imports=tuple(imports or ()))
+    sampling = sampling_of(temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy, seed=seed)
+    opened = open_run(find_run(run), imports=tuple(imports or ()), allow_mismatch=allow_mismatch)
     typer.secho(f"{opened.folder}, step {opened.step}", dim=True, err=True)
     screen = _Screen(prompts)
     start = time.perf_counter()
     completions = complete(
-        opened.generator,
+        opened.generator(),
         opened.tokenizer,
         prompts,
         max_tokens=max_tokens,

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from telamon.cli import config, data, doctor, export, generate, import_, models, records, train, verify
+from telamon.cli import chat, config, data, doctor, export, generate, import_, models, perplexity, records, train, verify
 from telamon.errors import TelamonError
 
 app = typer.Typer(
@@ -21,8 +21,10 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("import")(import_.import_)
 app.command("export")(export.export)
+app.command("perplexity")(perplexity.perplexity)
 app.command("doctor")(doctor.doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(config.app, name="config")

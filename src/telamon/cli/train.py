@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from telamon.cli.arguments import DEFAULT_RUN, Imports, RunArguments, split_run
+from telamon.cli.arguments import DEFAULT_RUN, AllowMismatch, Imports, RunArguments, split_run
 from telamon.errors import ConfigError
 
 _RESUME = "resume="
@@ -13,6 +13,7 @@ _RESUME = "resume="
 def train(
     arguments: RunArguments = None,
     imports: Imports = None,
+    allow_mismatch: AllowMismatch = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check the run against this machine's devices and say what it would be; train and write nothing."),
@@ -58,7 +59,7 @@ def train(
                 config, model=model, weights=weights, mesh=mesh, tokenizer=end.loader.tokenizer, run_dir=end.run.path, show=end.print
             )
 
-        train(config, resume=resume, at_end=[samples])
+        train(config, resume=resume, allow_mismatch=allow_mismatch, at_end=[samples])
 
 
 def _take_resume(arguments: list[str]) -> tuple[str | None, list[str]]:

@@ -174,6 +174,10 @@ class TokenizerConfig(Section):
     path: str | None = Field(
         default=None, description="A Hugging Face tokenizer.json, or a folder that holds one; none: train a byte-level BPE on the data."
     )
+    chat_template: str | None = Field(
+        default=None,
+        description="File of a chat template (Jinja) that goes with the run and its exports; none: the one beside the tokenizer, if there is one.",
+    )
     vocab_size: Annotated[int, Field(ge=260)] = Field(
         default=4096, description="Size of the byte-level BPE trained on first use, in tokens, specials included."
     )

@@ -44,10 +44,11 @@ class Conversation:
 class ChatEncoder:
     """A template with the tokenizer it is for.
 
-    Raises ConfigError where the tokenizer's special tokens cannot be told apart from text.
+    Raises ConfigError where the template is none, or the tokenizer's special tokens cannot be told apart from text.
     """
 
     def __init__(self, tokenizer: TextTokenizer, template: ChatTemplate):
+        template.check()
         self.tokenizer, self.template = tokenizer, template
         layout = json.loads(tokenizer.to_json())
         specials = {token["content"]: token["id"] for token in layout["added_tokens"] if token["special"]}

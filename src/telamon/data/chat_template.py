@@ -92,6 +92,10 @@ class ChatTemplate:
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise DataError(f"{self.origin} cannot render this conversation: {type(error).__name__}: {error}") from error
 
+    def check(self) -> None:
+        """Raise ConfigError, with the line, where it is no Jinja template."""
+        assert self._compiled
+
     @cached_property
     def marks_generation(self) -> bool:
         """Whether it says itself, by `{% generation %}`, which text the assistant writes."""
@@ -133,14 +137,16 @@ def read_template(file: Path, *, beside: Path | None = None) -> ChatTemplate:
         source = _read(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template {file} cannot be read: {error}") from error
-    return _checked(ChatTemplate({DEFAULT: source}, _tokens(beside or file.parent), f"the chat template {file}"))
+    template = ChatTemplate({DEFAULT: source}, _tokens(beside or file.parent), f"the chat template {file}")
+    template.check()
+    return template
 
 
 def find_template(tokenizer: Path) -> ChatTemplate | None:
     """The template that a tokenizer's folder (or the folder of a tokenizer.json) holds; none where it holds none.
 
-    A chat_template.jinja comes before `chat_template` of the tokenizer_config.json, as in transformers. Raises ConfigError for one that
-    cannot be used.
+    A chat_template.jinja comes before `chat_template` of the tokenizer_config.json, as in transformers. It is not looked
+    into (see `ChatTemplate.check`). Raises ConfigError where there are templates, but no default.
     """
     folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
     sources = {file.stem: _read(file) for file in sorted((folder / FOLDER).glob("*.jinja"))}
@@ -154,7 +160,7 @@ def find_template(tokenizer: Path) -> ChatTemplate | None:
         return None
     if DEFAULT not in sources:
         raise ConfigError(f"{folder} has chat templates named {', '.join(sorted(sources))}, and none that is the default")
-    return _checked(ChatTemplate(sources, _tokens(folder), origin))
+    return ChatTemplate(sources, _tokens(folder), origin)
 
 
 def _configured(file: Path) -> dict[str, str]:
@@ -168,11 +174,6 @@ def _configured(file: Path) -> dict[str, str]:
     except (TypeError, KeyError) as error:
         raise ConfigError(f"{file}: chat_template is neither a text nor a list of entries with a name and a template") from error
     return named
-
-
-def _checked(template: ChatTemplate) -> ChatTemplate:
-    assert template._compiled
-    return template
 
 
 def _read(file: Path) -> str:

@@ -15,6 +15,9 @@ from telamon.checkpoint.streamed import StreamedWriter
 from telamon.config.load import to_yaml
 from telamon.config.registry import import_plugins
 from telamon.config.schema import RunConfig, RunSection, TrainConfig
+from telamon.data.chat_template import find_template
+from telamon.data.tokenizer import load_tokenizer
+from telamon.errors import ConfigError
 from telamon.hub.matching import Match, match_tensors
 from telamon.hub.opening import open_source
 from telamon.hub.record import HfRecord
@@ -23,6 +26,7 @@ from telamon.hub.source import TensorSource, numpy_dtype
 from telamon.hub.transfer import Transfer, say_expected_peak
 from telamon.hub.whole_folder import check_free, check_space, whole_folder
 from telamon.infer.run import CHECKPOINTS, CONFIG, TOKENIZER
+from telamon.infer.text_record import TextRecord
 from telamon.models.hf import config_from_hf
 from telamon.models.hf_family import HfFamily
 from telamon.models.hf_weights import HfTensor
@@ -103,6 +107,7 @@ def import_model(source: TensorSource, run: Path, *, console: "Console", overwri
         with Transfer(console, "import", sum(sizes.values())) as transfer:
             _copy_weights(source, plan, folder / CHECKPOINTS, transfer)
         _copy_assets(source, folder)
+        _record_text(folder, console)
         _record(source, plan).write(folder)
         (folder / CONFIG).write_text(to_yaml(_run_config(source, plan, imports)), encoding="utf-8")  # last: it makes a folder a run
 
@@ -156,6 +161,15 @@ def _copy_assets(source: TensorSource, folder: Path) -> None:
         if name != GENERATION_CONFIG:
             (folder / TOKENIZER).mkdir(exist_ok=True)
             shutil.copyfile(path, folder / TOKENIZER / name)
+
+
+def _record_text(folder: Path, console: "Console") -> None:
+    """Write down which tokenizer and chat template the weights know, where there are any that can be used."""
+    if (folder / TOKENIZER / "tokenizer.json").is_file():
+        try:
+            TextRecord.of(load_tokenizer(str(folder / TOKENIZER)), find_template(folder / TOKENIZER)).write(str(folder))
+        except ConfigError as error:
+            line(console, f"  the tokenizer cannot be used as it is: {error}")
 
 
 def _record(source: TensorSource, plan: _Plan) -> HfRecord:

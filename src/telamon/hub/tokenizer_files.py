@@ -5,6 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from telamon.data.chat_template import find_template
 from telamon.data.tokenizer import PAD, load_tokenizer
 from telamon.hub.safetensors_folder import read_json
 
@@ -27,8 +28,7 @@ class Specials:
 
 def copy_tokenizer(source: Path, destination: Path) -> None:
     """The files of an imported model's tokenizer, as they came."""
-    for file in sorted(source.iterdir()):
-        shutil.copyfile(file, destination / file.name)
+    shutil.copytree(source, destination, dirs_exist_ok=True)
 
 
 def write_tokenizer(source: Path, destination: Path, *, longest: int) -> Specials:
@@ -63,4 +63,7 @@ def write_tokenizer(source: Path, destination: Path, *, longest: int) -> Special
         **(read_json(given / _CONFIG) if (given / _CONFIG).is_file() else {}),
     }
     (destination / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    template = find_template(source)
+    if template is not None:
+        template.export(destination)
     return specials

@@ -2,18 +2,23 @@
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from jax.sharding import Mesh
+
 from telamon.checkpoint.store import CheckpointStore
 from telamon.config.load import load_run
 from telamon.config.schema import MeshConfig, RunConfig
+from telamon.data.chat_template import ChatTemplate, find_template, read_template
 from telamon.data.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
 from telamon.errors import CheckpointError, ConfigError
 from telamon.infer.engine import Generator
+from telamon.infer.text_record import TextRecord
 from telamon.models.decoder import Numerics
-from telamon.models.weights import Model
+from telamon.models.weights import Model, Weights
 from telamon.parallel.mesh import build_mesh
 from telamon.watch.files import is_url, join, read_text
 
@@ -28,8 +33,18 @@ class OpenedRun:
     config: RunConfig
     step: int
     """Of the checkpoint."""
-    generator: Generator
+    model: Model
+    weights: Weights
+    mesh: Mesh
     tokenizer: Tokenizer
+    template: ChatTemplate | None
+    """For chats; none: the run knows none."""
+    ends: frozenset[int]
+    """Tokens that end a text."""
+
+    def generator(self, *, also_ends: Iterable[int] = ()) -> Generator:
+        """The model as one that writes, and stops at `ends` and at these tokens."""
+        return Generator(self.model, self.weights, eos_ids=self.ends | set(also_ends), vocab_size=self.tokenizer.vocab_size, mesh=self.mesh)
 
 
 def find_run(run: str | None, *, root: str = "runs") -> str:
@@ -58,19 +73,27 @@ def find_run(run: str | None, *, root: str = "runs") -> str:
     raise ConfigError(f"no run at {run} (a folder with a {CONFIG}); {hint}")
 
 
-def open_run(folder: str, *, imports: tuple[str, ...] = ()) -> OpenedRun:
+def open_run(folder: str, *, imports: tuple[str, ...] = (), template: Path | None = None, allow_mismatch: bool = False) -> OpenedRun:
     """Load a run's model from its newest whole checkpoint, over all devices.
 
     Args:
         folder: from `find_run`.
         imports: modules with families of the user's own.
+        template: file of a chat template; none: the run's own, if it has one.
+        allow_mismatch: take a tokenizer or template that is not the one the weights were trained with.
 
     Raises:
-        ConfigError: the run has no config, or no tokenizer.
+        ConfigError: the run has no config or no tokenizer, or not the tokenizer or template that its weights were trained with.
         CheckpointError: it has no whole checkpoint.
     """
     config = load_run(join(folder, CONFIG), imports=imports).config
-    tokenizer = _tokenizer(folder, config)
+    tokenizer, place = _tokenizer(folder, config)
+    chat = read_template(template, beside=place) if template else find_template(place) if place else None
+    record = TextRecord.read(folder)
+    if record is not None and not allow_mismatch:
+        record.check(
+            TextRecord.of(tokenizer, chat), run=folder, way_out="put the right one back, or go on all the same with --allow-mismatch"
+        )
     store = CheckpointStore(join(folder, CHECKPOINTS), readonly=True)
     step = store.latest_valid()
     if step is None:
@@ -79,23 +102,24 @@ def open_run(folder: str, *, imports: tuple[str, ...] = ()) -> OpenedRun:
     mesh = build_mesh(MeshConfig())
     model = Model(config.model.spec(), Numerics(dtype=config.train.compute_dtype))
     weights = store.restore_subtree(step, "weights", model.abstract(mesh), target=f"the model of {folder}/{CONFIG}")
-    generator = Generator(model, weights, eos_ids=_ends_of_text(folder, tokenizer), vocab_size=tokenizer.vocab_size, mesh=mesh)
-    return OpenedRun(folder, config, step, generator, tokenizer)
+    return OpenedRun(folder, config, step, model, weights, mesh, tokenizer, chat, _ends_of_text(folder, tokenizer))
 
 
-def _tokenizer(folder: str, config: RunConfig) -> Tokenizer:
-    if not is_url(folder) and (Path(folder) / TOKENIZER).is_dir():
-        return load_tokenizer(join(folder, TOKENIZER))
-    if config.data.tokenizer.path:
-        return load_tokenizer(config.data.tokenizer.path)
+def _tokenizer(folder: str, config: RunConfig) -> tuple[Tokenizer, Path | None]:
+    """The run's tokenizer, and where it was found."""
+    place = None if is_url(folder) else Path(folder) / TOKENIZER
+    if place is None or not place.is_dir():
+        place = Path(config.data.tokenizer.path) if config.data.tokenizer.path else None
+    if place is not None:
+        return load_tokenizer(str(place)), place
     if all(source.kind == "synthetic" for source in config.data.sources):
-        return IdTokenizer(config.model.vocab_size)
+        return IdTokenizer(config.model.vocab_size), None
     raise ConfigError(f"{folder} holds no {TOKENIZER}; training writes it, so this run was damaged or stopped before its first step")
 
 
-def _ends_of_text(folder: str, tokenizer: Tokenizer) -> set[int]:
+def _ends_of_text(folder: str, tokenizer: Tokenizer) -> frozenset[int]:
     """Tokens that end what the model writes: a document's end, and of an imported model those that its generation config names."""
     record = json.loads(read_text(join(folder, HF_RECORD)) or "{}")
     named = (record.get("generation_config") or {}).get("eos_token_id")
     ids = named if isinstance(named, list) else [named]
-    return {i for i in (*ids, tokenizer.eos_id) if i is not None}
+    return frozenset(i for i in (*ids, tokenizer.eos_id) if i is not None)

@@ -1,7 +1,7 @@
 """From prompts to text: BOS, stop strings, and text that can be shown while it grows."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from telamon.errors import ConfigError
@@ -74,8 +74,26 @@ def complete(
     if "" in stop:
         raise ConfigError("an empty stop string would end every text at once; leave it out")
     encoded = [_encode(tokenizer, number, prompt, max_tokens, context) for number, prompt in enumerate(prompts, 1)]
-    rows = [_Row(tokenizer, ids, tuple(stop)) for ids in encoded]
-    session = generator.start(encoded, max_tokens=max_tokens, sampling=sampling, seed=seed)
+    completions = complete_ids(
+        generator, tokenizer, encoded, max_tokens=max_tokens, sampling=sampling, stop=stop, seed=seed, on_text=on_text
+    )
+    return [replace(completion, prompt=prompt) for completion, prompt in zip(completions, prompts, strict=True)]
+
+
+def complete_ids(
+    generator: Generator,
+    tokenizer: Codec,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    sampling: Sampling,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    on_text: Callable[[int, str], None] | None = None,
+) -> list[Completion]:
+    """Continue prompts that are ids already, none of them empty; see `complete`."""
+    rows = [_Row(tokenizer, ids, tuple(stop)) for ids in prompts]
+    session = generator.start(prompts, max_tokens=max_tokens, sampling=sampling, seed=seed)
     while session.running:
         going = [number for number, finish in enumerate(session.finish) if finish is None]
         session.advance()
@@ -86,8 +104,8 @@ def complete(
                 session.stop(number, keep=keep)
             if on_text and (piece := row.fresh()):
                 on_text(number, piece)
-    ended = zip(prompts, rows, session.tokens, session.finish, strict=True)
-    return [Completion(prompt, row.text, tuple(tokens), finish or "length") for prompt, row, tokens, finish in ended]
+    ended = zip(rows, session.tokens, session.finish, strict=True)
+    return [Completion(row.prompt_text, row.text, tuple(tokens), finish or "length") for row, tokens, finish in ended]
 
 
 def _encode(tokenizer: Codec, number: int, prompt: str, max_tokens: int, context: int | None) -> list[int]:
@@ -112,7 +130,7 @@ class _Row:
 
     def __init__(self, tokenizer: Codec, prompt: Sequence[int], stop: tuple[str, ...]):
         self._tokenizer, self._prompt, self._stop = tokenizer, list(prompt), stop
-        self._prompt_text = tokenizer.decode(self._prompt)
+        self.prompt_text = tokenizer.decode(self._prompt)
         self._seen = 0
         self._safe = 0
         self._shown = 0
@@ -141,7 +159,7 @@ class _Row:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         # Together with the prompt: some tokenizers drop the space before the first word they decode.
-        return self._tokenizer.decode([*self._prompt, *tokens])[len(self._prompt_text) :]
+        return self._tokenizer.decode([*self._prompt, *tokens])[len(self.prompt_text) :]
 
     def _settled(self) -> int:
         """Length of the text that stays: without a character whose bytes are not all there, or the beginning of a stop string."""

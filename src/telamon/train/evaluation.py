@@ -1,6 +1,7 @@
 """Validation, reduced exactly as training is: sums over all tokens, divided once."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -11,6 +12,8 @@ from telamon.models.weights import Weights
 from telamon.train.job import Job
 from telamon.train.placement import place
 from telamon.watch import phases
+
+SUMS = ("nll", "tokens", "bytes")
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,18 @@ def evaluate(job: Job, weights: Weights, loader: Loader) -> Validation | None:
             if most is not None and number >= most:
                 break
             counts = step(weights, place(batch, token_bytes=loader.tokenizer.token_bytes, mesh=job.mesh)).counts
-            pending.append({name: counts[name] for name in ("nll", "tokens", "bytes")})
-    # Sums of float32 sums are taken in float64: a large held-out set must not lose the small batches.
-    sums = {name: math.fsum(float(np.asarray(counts[name])) for counts in pending) for name in ("nll", "tokens", "bytes")}
+            pending.append({name: counts[name] for name in SUMS})
+    found = add_up(pending)
     phases.mark("eval end")
-    if not pending or sums["tokens"] == 0:
-        return None
-    return Validation(sums["nll"] / sums["tokens"], bits_per_byte(sums["nll"], sums["bytes"]), int(sums["tokens"]))
+    return found
+
+
+def add_up(batches: Iterable[Mapping[str, jax.Array]]) -> Validation | None:
+    """The counts of batches (those of a loss, `SUMS` among them) added, and divided once; None where no token was counted."""
+    counts = list(batches)
+    # Sums of float32 sums are taken in float64: a large held-out set must not lose the small batches.
+    nll, tokens, text_bytes = (math.fsum(float(np.asarray(each[name])) for each in counts) for name in SUMS)
+    return Validation(nll / tokens, bits_per_byte(nll, text_bytes), int(tokens)) if tokens else None
 
 
 def bits_per_byte(nll: float, text_bytes: float) -> float | None:

@@ -59,12 +59,13 @@ Hook = Callable[[Finished], None]
 
 
 @lost_peers()
-def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook] = ()) -> Summary:
+def train(config: RunConfig, *, resume: str | None = None, allow_mismatch: bool = False, at_end: Sequence[Hook] = ()) -> Summary:
     """Run a training job to its end.
 
     Args:
         config: the run.
         resume: directory of the run to continue from its newest whole checkpoint.
+        allow_mismatch: go on with weights that were trained with another tokenizer or chat template.
         at_end: called in order, on every process, when training is done and saved, before the report is written.
 
     Raises:
@@ -88,7 +89,7 @@ def train(config: RunConfig, *, resume: str | None = None, at_end: Sequence[Hook
         line(console, f"  {peak_line}")
         job.compile_ahead(first_step=first, evaluate=config.data.val_fraction > 0)
         try:
-            loader = open_data(config, run, console)
+            loader = open_data(config, run, console, allow_mismatch=allow_mismatch)
         except (ConfigError, DataError):
             if not resume:
                 forget_run(run)

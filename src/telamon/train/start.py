@@ -10,9 +10,11 @@ from rich.console import Console
 
 from telamon.checkpoint.store import CheckpointStore
 from telamon.config.schema import RunConfig
+from telamon.data.chat_template import ChatTemplate, find_template, read_template
 from telamon.data.loader import ArithmeticLoader, Loader, open_loader
 from telamon.data.tokenizer import TextTokenizer
 from telamon.errors import CheckpointError
+from telamon.infer.text_record import TextRecord
 from telamon.train.job import Job
 from telamon.train.recorder import History
 from telamon.train.run_dir import CHECKPOINTS, TOKENIZER, RunDirectory
@@ -54,9 +56,16 @@ def describe_job(job: Job) -> dict[str, str]:
     }
 
 
-def open_data(config: RunConfig, run: RunDirectory, console: Console) -> ArithmeticLoader:
-    """Open the data, and save what they are in the run."""
+def open_data(config: RunConfig, run: RunDirectory, console: Console, *, allow_mismatch: bool = False) -> ArithmeticLoader:
+    """Open the data, and save what they are in the run.
+
+    Raises ConfigError where the weights to go on with were trained with another tokenizer or chat template, unless `allow_mismatch`.
+    """
     loader = open_loader(config, process_index=jax.process_index(), process_count=jax.process_count())
+    template = _chat_template(config)
+    text = TextRecord.of(loader.tokenizer, template)
+    if not allow_mismatch:
+        _check_text(text, run, config.train.init_from)
     report = loader.report()
     for source in report["sources"]:
         held_out = source["held_out_documents"]
@@ -70,7 +79,28 @@ def open_data(config: RunConfig, run: RunDirectory, console: Console) -> Arithme
         write_text(run.file("data.json"), json.dumps(report, indent=2) + "\n")
         if isinstance(loader.tokenizer, TextTokenizer) and not is_url(run.path):
             loader.tokenizer.export(Path(run.file(TOKENIZER)))
+            if template is not None:
+                template.export(Path(run.file(TOKENIZER)))
+        text.write(run.path)
     return loader
+
+
+def _chat_template(config: RunConfig) -> ChatTemplate | None:
+    """The template that the config names, or the one beside its tokenizer."""
+    named, tokenizer = config.data.tokenizer.chat_template, config.data.tokenizer.path
+    beside = None if tokenizer is None else Path(tokenizer)
+    if named is not None:
+        return read_template(Path(named), beside=beside)
+    return None if beside is None else find_template(beside)
+
+
+def _check_text(now: TextRecord, run: RunDirectory, init_from: str | None) -> None:
+    """Whether the weights know this text: those of the run itself, or of a new one those that it begins with."""
+    for origin in (run.path, init_from):
+        before = None if origin is None else TextRecord.read(origin)
+        if origin is not None and before is not None:
+            before.check(now, run=origin, way_out="set data.tokenizer back, or go on all the same with --allow-mismatch")
+            return
 
 
 def starting_state(job: Job, store: CheckpointStore, loader: Loader, *, first: int) -> tuple[TrainState, History]:

@@ -229,7 +229,9 @@ def test_a_template_comes_back_from_an_export_with_the_hash_of_its_file(folder: 
 def test_a_template_that_cannot_be_used_is_refused(folder: Path, template: Any, message: str):
     declare(folder, template)
     with pytest.raises(ConfigError, match=message):
-        find_template(folder)
+        found = find_template(folder)
+        assert found
+        found.check()
 
 
 def test_a_file_that_is_no_template_is_refused(tmp_path: Path):
