@@ -66,3 +66,24 @@ def test_a_users_family_comes_in_by_import(telamon, tmp_path, monkeypatch):
     answer = telamon("config", "show", "model.preset=none", "model.family=mine", "--import", "my_own_blocks")
     assert answer.code == 0, answer.err
     assert "  twist: 3\n" in answer.out and "  imports: [my_own_blocks]\n" in answer.out
+
+
+def test_from_maxtext_writes_a_run_that_can_be_trained_and_says_what_is_lost(telamon, tmp_path):
+    theirs, ours = tmp_path / "theirs.yml", tmp_path / "ours.yml"
+    theirs.write_text(
+        "base_emb_dim: 32\nbase_num_query_heads: 4\nbase_num_kv_heads: 2\nbase_mlp_dim: 64\nbase_num_decoder_layers: 2\nhead_dim: 8\n"
+        "vocab_size: 512\nmax_target_length: 32\nsteps: 4\n",
+        encoding="utf-8",
+    )
+    words = ("per_device_batch_size=2", "scan_layers=false", "--devices", "8")
+    shown = telamon("config", "from-maxtext", theirs, *words)
+    assert shown.code == 0 and "batch_size: 16" in shown.out and "# - scan_layers=false: " in shown.out
+    assert "scan_layers=false: the layers always run under one scan" in shown.err
+    written = telamon("config", "from-maxtext", theirs, *words, "--output", ours)
+    assert written.code == 0 and written.out == "" and ours.read_text(encoding="utf-8") == shown.out
+    assert telamon("train", ours, "--dry-run").code == 0
+
+
+def test_from_maxtext_refuses_a_word_that_maxtext_does_not_know(telamon):
+    answer = telamon("config", "from-maxtext", "per_device_batch_sizes=2")
+    assert answer.code == 2 and "did you mean per_device_batch_size?" in answer.err

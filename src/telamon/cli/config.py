@@ -1,5 +1,6 @@
 """`telamon config`: look at a run's settings without running it."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -94,3 +95,38 @@ def schema(imports: Imports = None) -> None:
     from telamon.config.explain import json_schema
 
     typer.echo(json.dumps(json_schema(imports or ()), indent=2))
+
+
+@app.command("from-maxtext")
+def from_maxtext(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="[FILE] [KEY=VALUE]", help="A YAML file of MaxText's, then its own words on top.", show_default=False),
+    ],
+    devices: Annotated[int | None, typer.Option(min=1, help="Devices of the run, which a batch size per device is for.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write; the terminal if left out.")] = None,
+) -> None:
+    """Turn settings of MaxText's into a run file, and say what could not be carried, and why.
+
+    ```
+    telamon config from-maxtext pretrain.yml steps=1000
+    telamon config from-maxtext model_name=llama3.1-8b per_device_batch_size=4 --devices 8 --output run.yml
+    telamon train run.yml
+    ```
+
+    A file need not name everything: MaxText's defaults (release 0.2.5) hold for the rest. A `base_config` is read where it is there.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from telamon.config.maxtext.convert import convert
+    from telamon.watch.files import write_text
+
+    converted = convert(arguments, devices=devices)
+    if output is None:
+        typer.echo(converted.text(), nl=False)
+    else:
+        write_text(output, converted.text())
+    notes = Console(stderr=True, soft_wrap=True)
+    for note in converted.notes:
+        notes.print(Text(str(note)))
