@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from telamon.config.load import load_run
 from telamon.config.schema import MeshConfig
 from telamon.infer.engine import Generator, pad
-from telamon.infer.sampling import Sampling
+from telamon.infer.sampling import RowSampling, Sampling
+from telamon.models.decoder import Numerics
+from telamon.models.weights import Model, flatten
 from telamon.parallel.mesh import build_mesh
 
 PROMPTS = [[5, 6, 7], [1, 2, 3, 4, 0, 9, 10, 11], [12], [5, 6, 7, 8, 9]]
@@ -150,3 +153,32 @@ def test_a_mesh_gives_the_same_tokens(model, weights, generator):
     assert mesh.size == 8
     spread = jax.device_put(weights, model.shardings(mesh))
     assert tokens_of(Generator(model, spread, eos_ids=(), mesh=mesh), PROMPTS) == tokens_of(generator, PROMPTS)
+
+
+def test_weights_rounded_once_give_what_rounding_at_every_use_gives(model, weights):
+    low = Model(model.spec, Numerics(dtype="bfloat16"))
+    generator = Generator(low, weights, eos_ids=())
+    kept = {path: x.dtype.name for path, x in flatten(generator.weights).items()}
+    assert {kept["embedding"], kept["stacks.0.blocks.0.mixer.query"], kept["stacks.0.blocks.0.ffn.down"]} == {"bfloat16"}
+    assert kept["norm.scale"] == "float32"
+    tokens, mask = pad(PROMPTS, rows=4, width=8)
+    by_use = jax.jit(lambda weights: _logits(low.bind(weights), tokens, mask))(weights)
+    np.testing.assert_array_equal(jax.jit(lambda weights: _logits(low.bind(weights), tokens, mask))(generator.weights), by_use)
+
+
+def _logits(decoder, tokens, mask):
+    return decoder.logits(decoder(tokens, positions=positions_of(mask), segments=mask).hidden)
+
+
+def test_a_step_copies_nothing_of_the_size_of_the_cache():
+    """Of eight layers the compiled loop may hold one layer's keys and values beside the cache, not all."""
+    deep = Model(load_run(overrides=["model.preset=tiny-qwen3", "model.vocab_size=64", "model.n_layers=8"]).config.model.spec())
+    generator = Generator(deep, jax.jit(deep.init)(jax.random.key(0)), eos_ids=())
+    state = jax.eval_shape(lambda: generator.prefill(*pad([[1]] * 4, rows=4, width=32), length=4096))
+    settings = {"keys": np.zeros((4, 2), np.uint32), "rows": RowSampling.stack([GREEDY] * 4)}
+    program = generator._decode.lower(generator.weights, state=state, stopped=np.zeros(4, bool), limit=16, **settings).compile()
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.cache.layers))
+    memory = program.memory_analysis()
+    assert memory is not None
+    assert memory.alias_size_in_bytes > size
+    assert memory.temp_size_in_bytes < size / 2

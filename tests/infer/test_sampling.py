@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telamon.errors import ConfigError
-from telamon.infer.sampling import RowSampling, Sampling, keep_likeliest, row_keys, sample
+from telamon.infer.sampling import RowSampling, Sampling, keep_likeliest, likeliest, row_keys, sample
 
 
 def kept_by_formula(logits, top_k, top_p):
@@ -70,6 +70,11 @@ def test_greedy_takes_the_likeliest_beside_rows_that_draw():
     keys = jax.random.split(jax.random.key(0), 200)
     ids = np.asarray(sample(jnp.tile(jnp.asarray(LOGITS, jnp.float32), (200, 1)), keys, rows))
     assert set(ids[::2]) == {2} and len(set(ids[1::2])) == 5
+
+
+def test_the_likeliest_is_the_first_of_equals():
+    logits = np.array([[-np.inf, 3, 1, 3], [2, 2, 2, 2], [-np.inf, -np.inf, -np.inf, -8], [0, 1, 5, 4]], np.float32)
+    assert likeliest(jnp.asarray(logits)).tolist() == np.argmax(logits, axis=-1).tolist() == [1, 0, 3, 2]
 
 
 def test_a_token_that_may_not_come_never_comes():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
+from telamon.layers.parts import LayerCache
 from telamon.models.decoder import Cache, Numerics
 from telamon.models.weights import Model
 
@@ -77,8 +78,20 @@ def test_a_cache_says_how_far_it_is_written(weights: Any):
     assert int(cache.length) == 5
     np.testing.assert_array_equal(cache.segments[0], [1] * 5 + [0] * (LENGTH - 5))
     np.testing.assert_array_equal(cache.positions[0, :5], range(5))
-    # Two stacked layers, one row, two kv heads of eight features.
-    assert jax.tree.leaves(cache.layers)[0].shape == (2, 1, LENGTH, 2, 8)
+    # Two stacked layers, one row, two kv heads, eight features.
+    assert jax.tree.leaves(cache.layers)[0].shape == (2, 1, 2, LENGTH, 8)
+
+
+def test_a_layer_writes_its_own_part_of_the_stack_alone():
+    stacked = {"k": jnp.zeros((3, 1, 2, 6, 4), jnp.bfloat16), "v": jnp.ones((3, 1, 2, 6, 4), jnp.bfloat16)}
+    new = {"k": jnp.full((1, 2, 2, 4), 5.0)}
+    written = LayerCache(stacked, jnp.int32(1)).write(new, dim=2, index=jnp.int32(3))
+    expected = np.zeros((3, 1, 2, 6, 4))
+    expected[1, :, :, 3:5] = 5
+    np.testing.assert_array_equal(written.stacked["k"].astype(jnp.float32), expected)
+    np.testing.assert_array_equal(written["k"].astype(jnp.float32), expected[1])
+    assert written.stacked["k"].dtype == jnp.bfloat16
+    assert written.stacked["v"] is stacked["v"]
 
 
 def test_a_cache_is_of_the_type_of_the_activations(weights: Any):

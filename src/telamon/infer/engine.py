@@ -49,14 +49,15 @@ class Generator:
 
     Args:
         model: what the weights belong to; its numerics say in which type it runs.
-        weights: as `Model.init` gives them, on the devices of `mesh`.
+        weights: as `Model.init` gives them, on the devices of `mesh`. Matrices are kept here in the type the model runs in,
+            so that no step reads or rounds the float32 ones.
         eos_ids: tokens that end a text: a document's end, a turn's end; empty: nothing does.
         vocab_size: ids the tokenizer knows; what the embedding table holds beyond them is never drawn.
         mesh: none: the default device.
     """
 
     def __init__(self, model: Model, weights: Weights, *, eos_ids: Iterable[int], vocab_size: int | None = None, mesh: Mesh | None = None):
-        self.weights = weights
+        self.weights = _matrices_as(model, weights)
         self._mesh = mesh
         self._eos = tuple(sorted(set(eos_ids)))
         self._prefill = jax.jit(functools.partial(_prefill, model), static_argnames="length")
@@ -100,6 +101,8 @@ class Generator:
             return np.asarray(ids), state
 
     def _rows(self, prompts: int) -> int:
+        # With one row a product is one of a matrix and a vector, for which XLA on CPU has no fast path in bfloat16.
+        prompts = max(prompts, 2)
         if self._mesh is None:
             return prompts
         return _up(prompts, math.prod(self._mesh.shape[axis] for axis in ACTIVATION_RULES["batch"]))
@@ -175,6 +178,14 @@ def pad(
         tokens[row, place] = prompt
         mask[row, place] = 1
     return tokens, mask
+
+
+def _matrices_as(model: Model, weights: Weights) -> Weights:
+    """Weights with those of linear maps and tables in the type of activations, as the layers would make them at every use.
+
+    Scales and biases stay as they are: they weigh nothing, and a layer may want them in float32.
+    """
+    return jax.tree.map(lambda info, x: x if info.matrix is None else x.astype(model.numerics.dtype), model.info, weights)
 
 
 def _up(size: int, step: int) -> int:

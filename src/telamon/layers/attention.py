@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from pydantic import Field, model_validator
 
@@ -13,7 +14,7 @@ from telamon.kernels.attention import Places, Scores, attention
 from telamon.layers.linear import from_heads, to_heads
 from telamon.layers.norm import NormConfig
 from telamon.layers.param import matrix, vector
-from telamon.layers.parts import Aux, Context, MixerConfig, register
+from telamon.layers.parts import Aux, Context, LayerCache, MixerConfig, register
 from telamon.layers.rope import RopeConfig, rotate
 from telamon.parallel.rules import constrain
 
@@ -58,8 +59,8 @@ class AttentionConfig(MixerConfig):
         return self.window
 
     def cache_shapes(self, *, batch: int, length: int) -> dict[str, tuple[int, ...]]:
-        """Keys, already rotated, and values: [B, S, K, H] each."""
-        shape = (batch, length, self.n_kv_heads, self.head_dim)
+        """Keys, already rotated, and values: [B, K, S, H] each, the order in which attention reads them."""
+        shape = (batch, self.n_kv_heads, length, self.head_dim)
         return {"k": shape, "v": shape}
 
     def build(self, *, d_model: int, n_layers: int, rngs: nnx.Rngs) -> "Attention":
@@ -88,9 +89,7 @@ class Attention(nnx.Module):
             self.query_norm = config.qk_norm.build(N * H if whole else H)
             self.key_norm = config.qk_norm.build(K * H if whole else H)
 
-    def __call__(
-        self, x_BTD: jax.Array, ctx: Context, cache: dict[str, jax.Array] | None
-    ) -> tuple[jax.Array, dict[str, jax.Array] | None, Aux]:
+    def __call__(self, x_BTD: jax.Array, ctx: Context, cache: LayerCache | None) -> tuple[jax.Array, LayerCache | None, Aux]:
         """[B, T, D] -> [B, T, D]; a cache is written at `ctx.write_index` and read whole."""
         config = self.config
         q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)
@@ -100,9 +99,9 @@ class Attention(nnx.Module):
         k, v = k_BTKH, v_BTKH
         if cache is not None:
             assert ctx.write_index is not None, "a cache needs the slot to write"
-            k = jax.lax.dynamic_update_slice_in_dim(cache["k"], k_BTKH.astype(cache["k"].dtype), ctx.write_index, axis=1)
-            v = jax.lax.dynamic_update_slice_in_dim(cache["v"], v_BTKH.astype(cache["v"].dtype), ctx.write_index, axis=1)
-            cache = {"k": k, "v": v}
+            new = {"k": jnp.swapaxes(k_BTKH, 1, 2), "v": jnp.swapaxes(v_BTKH, 1, 2)}
+            cache = cache.write(new, dim=2, index=ctx.write_index)
+            k, v = jnp.swapaxes(cache["k"], 1, 2), jnp.swapaxes(cache["v"], 1, 2)
         mixed_BTNH = attention(
             constrain(q_BTNH, "batch", "seq", "heads", "head_dim"),
             k,

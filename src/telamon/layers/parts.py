@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from pydantic import BeforeValidator, SerializeAsAny
 
@@ -45,6 +46,32 @@ class Context:
     """First cache slot that this call writes; None without a cache."""
 
 
+@dataclass(frozen=True)
+class LayerCache:
+    """What one layer keeps between calls, as part of the arrays of its whole stack.
+
+    Only what is new is written, at its place in the stack's array: in a compiled loop that costs no copy of what was there.
+    """
+
+    stacked: dict[str, jax.Array]
+    """Arrays of all layers, each with the layer's dimension first."""
+    layer: jax.Array
+    """Which layer this is, int32 scalar."""
+
+    def __getitem__(self, name: str) -> jax.Array:
+        """This layer's array, of the shape that `MixerConfig.cache_shapes` says."""
+        return jax.lax.dynamic_index_in_dim(self.stacked[name], self.layer, keepdims=False)
+
+    def write(self, new: dict[str, jax.Array], *, dim: int, index: jax.Array) -> "LayerCache":
+        """The cache with `new` from place `index` on along `dim` of this layer's arrays, in the type of the cache."""
+        written = {}
+        for name, x in new.items():
+            start = [jnp.zeros((), jnp.int32)] * (x.ndim + 1)
+            start[0], start[dim + 1] = self.layer, index
+            written[name] = jax.lax.dynamic_update_slice(self.stacked[name], x[None].astype(self.stacked[name].dtype), start)
+        return LayerCache(self.stacked | written, self.layer)
+
+
 class PartConfig(Section, abc.ABC):
     """A part of a block, described as data."""
 
@@ -56,7 +83,7 @@ class PartConfig(Section, abc.ABC):
 
 
 class MixerConfig(PartConfig):
-    """Mixes positions. Its module is `(x [B, T, D], ctx, cache | None) -> (y [B, T, D], cache | None, Aux)`."""
+    """Mixes positions. Its module is `(x [B, T, D], ctx, LayerCache | None) -> (y [B, T, D], LayerCache | None, Aux)`."""
 
     @abc.abstractmethod
     def cache_shapes(self, *, batch: int, length: int) -> dict[str, tuple[int, ...]]:

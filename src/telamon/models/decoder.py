@@ -9,7 +9,7 @@ from flax import nnx
 
 from telamon.kernels.cross_entropy import capped
 from telamon.layers.param import table
-from telamon.layers.parts import Aux, Context
+from telamon.layers.parts import Aux, Context, LayerCache
 from telamon.models.spec import BlockSpec, ModelSpec, StackSpec
 from telamon.parallel.rules import constrain
 
@@ -69,9 +69,7 @@ class Block(nnx.Module):
         if self.post:
             self.mixer_post_norm, self.ffn_post_norm = spec.norm.build(d_model), spec.norm.build(d_model)
 
-    def __call__(
-        self, stream: jax.Array, ctx: Context, cache: dict[str, jax.Array] | None
-    ) -> tuple[jax.Array, dict[str, jax.Array] | None, Aux]:
+    def __call__(self, stream: jax.Array, ctx: Context, cache: LayerCache | None) -> tuple[jax.Array, LayerCache | None, Aux]:
         """Stream [B, T, D] -> stream, the mixer's cache, auxiliary terms."""
         stream = constrain(stream, "batch", "seq", "embed")
         mixed, cache, mixer_aux = self.mixer(self.mixer_norm(stream) if self.pre else stream, ctx, cache)
@@ -90,24 +88,27 @@ class Stack(nnx.Module):
             return nnx.List([Block(block, d_model=d_model, n_layers=n_layers, rngs=layer_rngs) for block in spec.pattern])
 
         self.blocks = create(rngs)
+        self.repeats = spec.repeats
 
     def __call__(self, stream: jax.Array, ctx: Context, cache: list | None, *, numerics: Numerics) -> tuple[jax.Array, list | None, Aux]:
         """Stream [B, T, D] through all layers; `cache` is a list over the pattern, each entry with a leading layer axis."""
         graph, weights = nnx.split(self.blocks)
 
-        def layer(stream: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple]:
-            layer_weights, layer_cache = inputs
+        # The cache is carried, not scanned over: each step would build its stacked arrays anew, and copy all that it keeps.
+        def layer(carry: tuple[jax.Array, list | None], inputs: tuple) -> tuple[tuple[jax.Array, list | None], Aux]:
+            (stream, cache), (number, layer_weights) = carry, inputs
             aux: Aux = {}
             written = []
             for index, block in enumerate(nnx.merge(graph, layer_weights)):
-                stream, block_cache, block_aux = block(stream, ctx, None if layer_cache is None else layer_cache[index])
-                written.append(block_cache)
+                kept = None if cache is None else LayerCache(cache[index], number)
+                stream, kept, block_aux = block(stream, ctx, kept)
+                written.append(None if kept is None else kept.stacked)
                 aux = add_aux(aux, block_aux)
-            return stream, (None if layer_cache is None else written, aux)
+            return (stream, None if cache is None else written), aux
 
         if numerics.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT_POLICIES[numerics.remat], prevent_cse=False)
-        stream, (cache, aux) = jax.lax.scan(layer, stream, (weights, cache))
+        (stream, cache), aux = jax.lax.scan(layer, (stream, cache), (jnp.arange(self.repeats), weights))
         return stream, cache, jax.tree.map(lambda x: jnp.sum(x, axis=0), aux)
 
 
