@@ -11,6 +11,7 @@ PROGRAMS = {
     "P2": "p2_first_step",
     "P3": "p3_beat_gzip",
     "P4": "p4_input",
+    "P5": "p5_convert",
     "P7": "p7_checkpoint",
 }
 

@@ -92,7 +92,11 @@ def _return_freed_memory(least: int) -> None:
 
 def _spec(folder: epath.Path, name: str, database: dict[str, Any]) -> dict[str, Any]:
     path = os.fspath(folder)
-    # Files are put on disk at the end, all at once: after each chunk it would take longer than writing them.
-    base = path + "/" if "://" in path else {"driver": "file", "path": path + "/", "file_io_sync": False}
-    kvstore = {"driver": "ocdbt", "base": base, "path": name, **database}
+    place: Any = path + "/" if "://" in path else {"driver": "file", "path": path + "/"}
+    kvstore = {"driver": "ocdbt", "base": place, "path": name, **database}
+    if database and "://" not in path:
+        # Files are put on disk at the end, all at once: after each chunk it would take longer than writing them. And those of
+        # values need no rename once they are whole, since only the manifest refers to them.
+        kvstore |= {"base": {**place, "file_io_sync": False, "file_io_locking": {"mode": "non_atomic"}}}
+        kvstore |= {"manifest": {**place, "file_io_sync": False}}
     return {"driver": "zarr3", "kvstore": kvstore, "recheck_cached_data": False, "recheck_cached_metadata": False}

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _CODES = {name: code for code, name in DTYPES.items()}
 _ALIGNMENT = 8
 _BLOCK = 1 << 22
+_SYNC_BYTES = 1 << 27
 _METADATA = {"format": "pt"}
 """Transformers refuses a file that does not say which library's layout its tensors have."""
 
@@ -35,9 +37,12 @@ class SafetensorsWriter:
         """Names in the order they are to be written in."""
         self._path, self._tensors = path, dict(tensors)
         self._next = iter(self.order)
+        self._sent, self._synced = 0, Future[None]()
+        self._synced.set_result(None)
 
     def __enter__(self) -> Self:
         self._file = self._path.open("wb")
+        self._disk = ThreadPoolExecutor(1)
         self._file.write(_header({name: self._tensors[name] for name in self.order}))
         return self
 
@@ -52,13 +57,22 @@ class SafetensorsWriter:
         blocks = (array[row : row + rows] for row in range(0, len(array), rows)) if array.ndim else [array]
         for block in blocks:
             self._file.write(contiguous(block).reshape(-1).view(np.uint8).data)
+        self._begin_to_sync()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with self._file:
+        with self._file, self._disk:
             if kind is None:
                 assert next(self._next, None) is None, f"{self._path} was not written to its end"
                 self._file.flush()
                 os.fsync(self._file.fileno())
+                self._synced.result()
+
+    def _begin_to_sync(self) -> None:
+        """The disk works while the next tensors are read, instead of only at the end."""
+        if self._file.tell() - self._sent > _SYNC_BYTES and self._synced.done():
+            self._synced.result()
+            self._sent = self._file.tell()
+            self._synced = self._disk.submit(os.fsync, self._file.fileno())
 
 
 def _header(tensors: Mapping[str, TensorInfo]) -> bytes:
