@@ -83,9 +83,9 @@ def diff(
     from rich.console import Console
     from rich.table import Table
 
-    from telamon.records.card import difference, make_card
+    from telamon.records.card import difference
 
-    rows = difference(make_card(first), make_card(second))
+    rows = difference(first, second)
     if as_json:
         typer.echo(json.dumps({key: {first: left, second: right} for key, left, right in rows}, indent=2))
         return

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -124,12 +124,13 @@ class Card:
         return {"name": self.name, "about": self.about, **self.figures(), "checks": checks}
 
 
-def make_card(name: str, *, records: Path = FOLDER) -> Card:
+def make_card(name: str, *, records: Path = FOLDER, lengths: Collection[int] = ()) -> Card:
     """The card of a preset.
 
     Args:
         name: a model preset.
         records: folder of the records; one that is not there has none.
+        lengths: row lengths that work is quoted at, beside the model's own.
 
     Raises:
         ConfigError: no preset has this name, or a file of the folder is no record.
@@ -147,16 +148,24 @@ def make_card(name: str, *, records: Path = FOLDER) -> Card:
         config=config,
         layers=layers_in_words(spec),
         parameters=_parameters(model),
-        flops={length: model_flops(model, seq_len=length) for length in sorted({min(COMMON_LENGTH, longest), longest})},
+        flops={length: model_flops(model, seq_len=length) for length in sorted({min(COMMON_LENGTH, longest), longest, *lengths})},
         memory=_memory(model),
         checks=_checks(name, read_records(records)),
         records=records,
     )
 
 
-def difference(first: Card, second: Card) -> list[tuple[str, str, str]]:
-    """The figures and sizes in which two models differ, with both values; `-` where one has no such thing."""
-    return differing(first.figures(), second.figures())
+def difference(first: str, second: str) -> list[tuple[str, str, str]]:
+    """The sizes and figures in which two presets differ, with both values; `-` where one has no such thing.
+
+    Work is compared at the row lengths of both, longer than what a model is made for or not.
+
+    Raises:
+        ConfigError: no preset has this name.
+    """
+    lengths = {length for name in (first, second) for length in make_card(name).flops}
+    left, right = (make_card(name, lengths=lengths).figures() for name in (first, second))
+    return differing(left, right)
 
 
 def layers_in_words(spec: ModelSpec) -> str:
