@@ -110,9 +110,7 @@ class Card:
             "architecture": self.architecture,
             "layers": self.layers,
             "parameters": asdict(self.parameters),
-            "flops_per_token": {
-                str(length): {"forward_backward": round(value), "forward": round(value / 3)} for length, value in self.flops.items()
-            },
+            "flops_per_token": {str(length): round(value) for length, value in self.flops.items()},
             "memory": memory,
         }
 
@@ -121,7 +119,8 @@ class Card:
         checks = {
             check.name: {"whole": check.whole and asdict(check.whole), "tiny": check.tiny and asdict(check.tiny)} for check in self.checks
         }
-        return {"name": self.name, "about": self.about, **self.figures(), "checks": checks}
+        forward = {str(length): round(value / 3) for length, value in self.flops.items()}
+        return {"name": self.name, "about": self.about, **self.figures(), "forward_flops_per_token": forward, "checks": checks}
 
 
 def make_card(name: str, *, records: Path = FOLDER, lengths: Collection[int] = ()) -> Card:
