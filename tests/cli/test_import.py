@@ -3,8 +3,10 @@
 import json
 import os
 
+import numpy as np
 import pytest
-from checkpoint_folders import llama_config, llama_tensors, write_folder
+import tiny_gguf
+from checkpoint_folders import llama_config, llama_tensors, read_folder, write_folder
 from huggingface_hub import constants
 from loopback_hub import serving
 
@@ -69,6 +71,17 @@ def test_a_repository_is_fetched_at_its_revision(telamon, here, model, monkeypat
         assert telamon("import", "org/tiny", "--revision", "v1").code == 2  # runs/tiny is there: nothing is asked
         assert len(hub.asked) == asked
     assert os.listdir("runs") == ["tiny"]
+
+
+def test_a_gguf_file_becomes_a_run_by_its_name_and_goes_out_to_hugging_face(telamon, here):
+    weights = tiny_gguf.model("qwen3")
+    tiny_gguf.write(here / "small-f32.gguf", "qwen3", tiny_gguf.sizes("qwen3"), weights)
+    answer = telamon("import", "small-f32.gguf")
+    assert answer.code == 0 and "runs/small-f32 is ready" in answer.out, answer.err
+    assert telamon("export", "small-f32", "out").code == 0
+    exported = read_folder(here / "out")
+    assert np.array_equal(exported["model.layers.1.self_attn.q_proj.weight"], weights["blk.1.attn_q.weight"])
+    assert np.array_equal(exported["model.embed_tokens.weight"], weights["token_embd.weight"])
 
 
 def test_a_family_of_ones_own_is_read_and_found_again(telamon, here, model, monkeypatch):

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from telamon.errors import DataError
+from telamon.infer.run import HF_RECORD
 from telamon.watch.files import join, read_text
-
-FILE_NAME = "hf.json"
 
 
 @dataclass(frozen=True)
@@ -28,13 +27,13 @@ class HfRecord:
 
     def write(self, folder: Path) -> None:
         """Write the file into a run's folder."""
-        (folder / FILE_NAME).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        (folder / HF_RECORD).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, run: str) -> Self | None:
         """The record of a run, or none where it was not imported. Raises DataError where it is damaged."""
-        text = read_text(join(run, FILE_NAME))
+        text = read_text(join(run, HF_RECORD))
         try:
             return None if text is None else cls(**json.loads(text))
         except (ValueError, TypeError) as error:
-            raise DataError(f"{join(run, FILE_NAME)} is damaged: {error}; import the model again") from error
+            raise DataError(f"{join(run, HF_RECORD)} is damaged: {error}; import the model again") from error
