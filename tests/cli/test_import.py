@@ -43,6 +43,13 @@ def test_a_folder_becomes_a_run_that_generates(telamon, here, model):
     assert text.code == 0 and text.out.startswith("def main(") and "5 tokens" in text.err
 
 
+def test_an_import_is_not_resumed_as_if_it_had_not_saved_yet(telamon, here, model):
+    assert telamon("import", model).code == 0
+    answer = telamon("train", "resume=runs/tiny-llama")
+    assert answer.code == 2
+    assert "an imported model has no training to go on with; begin one with train.init_from=runs/tiny-llama" in answer.err
+
+
 def test_an_earlier_run_is_replaced_only_when_asked(telamon, here, model):
     assert telamon("import", model, "runs/mine").code == 0
     answer = telamon("import", model, "runs/mine")

@@ -13,6 +13,7 @@ from telamon.checkpoint.store import CheckpointStore
 from telamon.config.load import to_yaml
 from telamon.config.schema import RunConfig
 from telamon.errors import ConfigError
+from telamon.infer.run import HF_RECORD
 from telamon.watch.files import is_url, join, read_text, write_text
 
 CONFIG = "config.yaml"
@@ -79,11 +80,13 @@ def open_run(path: str) -> RunDirectory:
     """The directory of a run to continue.
 
     Raises:
-        ConfigError: there is no run.
+        ConfigError: there is no run, or it is an imported model.
     """
     run = RunDirectory(path.rstrip("/") if is_url(path) else str(Path(path)))
     if read_text(run.file(CONFIG)) is None:
         raise ConfigError(f"resume={path}: no run there (no {CONFIG})")
+    if read_text(run.file(HF_RECORD)) is not None:  # its step 0 would look like a run that has not saved yet, and be drawn anew
+        raise ConfigError(f"resume={path}: an imported model has no training to go on with; begin one with train.init_from={path}")
     return run
 
 
