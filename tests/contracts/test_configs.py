@@ -54,7 +54,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures=.*cannot be read; of model_type llama: LlamaForCausalLM"),
         ({"hidden_act": "relu"}, "hidden_act='relu' cannot be read; the family has this activation alone: 'silu'"),
         ({"hidden_size": "32"}, "hidden_size='32' cannot be read; a positive whole number is needed"),
-        ({"num_key_value_heads": 3}, "n_heads=2 is not divisible by model.n_kv_heads=3"),
+        ({"num_key_value_heads": 3}, r"^config.json: model.n_heads=2 is not divisible by model.n_kv_heads=3"),
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
             "rope_type='dynamic' cannot be read; rotary types that are built: default, linear",

@@ -13,12 +13,14 @@ from checkpoint_folders import llama_config, llama_tensors, read_folder, write_f
 from rich.console import Console
 
 from telamon.checkpoint.streamed import StreamedReader
+from telamon.config import registry
 from telamon.config.load import load_run
 from telamon.data.tokenizer import train_bpe
 from telamon.errors import CheckpointError, ConfigError
 from telamon.hub.exporting import export_run, parse_size
 from telamon.hub.importing import import_from
 from telamon.hub.opening import open_source
+from telamon.models.llama import LlamaConfig
 from telamon.models.weights import Model
 from telamon.train.run_dir import TOKENIZER, create_run
 
@@ -214,6 +216,21 @@ def test_a_run_without_a_checkpoint_says_so(tmp_path, screen):
     with pytest.raises(CheckpointError, match="holds no whole checkpoint yet"):
         export_run(str(tmp_path / "young"), tmp_path / "out", console=screen)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_family_without_a_form_of_its_own_is_refused(trained, tmp_path, screen, monkeypatch):
+    """Derived from Llama and other than it: written as a Llama, it would be read as one and compute something else."""
+
+    class Twisted(LlamaConfig):
+        family: str = "twisted"
+
+    registry.families()
+    monkeypatch.setattr(registry, "_families", {**registry._families, "twisted": Twisted})
+    shutil.copytree(trained[0], tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("family: llama", "family: twisted"))
+    with pytest.raises(ConfigError, match="the family 'twisted' has no Hugging Face form of its own"):
+        export_run(str(tmp_path / "run"), tmp_path / "out", console=screen)
 
 
 def test_a_damaged_checkpoint_is_passed_over(trained, tmp_path, screen, caplog):

@@ -23,6 +23,7 @@ from telamon.hub.transfer import Transfer, say_expected_peak
 from telamon.hub.whole_folder import check_free, check_space, whole_folder
 from telamon.infer.run import CHECKPOINTS, TOKENIZER
 from telamon.infer.run import CONFIG as RUN_CONFIG
+from telamon.models.hf import hf_families
 from telamon.models.hf_family import HfFamily
 from telamon.models.hf_weights import HfTensor
 from telamon.models.weights import Model, flatten
@@ -119,8 +120,12 @@ def parse_size(text: str) -> int:
 def _with_real_rows(run: str, config: RunConfig, record: HfRecord | None) -> HfFamily:
     """The model without the rows of its vocabulary that no token stands for; an import keeps those it came with."""
     model = config.model
-    if not isinstance(model, HfFamily):
-        raise ConfigError(f"{run}: the family {model.family!r} has no Hugging Face form; a class derived from HfFamily gives it one")
+    # One that only inherits a Hugging Face form would be written as the model it was derived from, and read as such.
+    if not isinstance(model, HfFamily) or type(model) not in hf_families().values():
+        raise ConfigError(
+            f"{run}: the family {model.family!r} has no Hugging Face form of its own; a class derived from HfFamily that names its "
+            "hf_model_types gives it one"
+        )
     tokenizer = _tokenizer_of(run, config)
     if record is not None or tokenizer is None:
         return model

@@ -40,10 +40,8 @@ def config_from_hf(raw: Mapping[str, Any], *, source: str = "config.json") -> Hf
         config = cls.from_hf(hf)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(["model", *map(str, first["loc"])])
-        raise ConfigError(
-            f"{source}: {field}={first['input']!r}: {first['msg']}" if first["loc"] else f"{source}: {first['msg']}"
-        ) from error
+        field = f"model.{'.'.join(map(str, first['loc']))}={first['input']!r}: " if first["loc"] else ""
+        raise ConfigError(f"{source}: {field}{first['msg'].removeprefix('Value error, ')}") from error
     hf.finish()
     return config
 
