@@ -282,6 +282,7 @@ def test_other_data_is_named_and_something_stands_in(words):
     converted = convert(words, devices=1)
     assert converted.values["data"]["sources"] == [{"kind": "stdlib"}]
     assert "data.sources" in reasons(converted)["dataset_type"]
+    assert {word.partition("=")[0] for word in words} <= set(reasons(converted)), "each key that was given and not carried is listed"
 
 
 def test_a_tokenizer_json_is_carried(tmp_path):

@@ -135,6 +135,9 @@ def _sources(settings: Settings) -> list[dict[str, Any]]:
             "write the documents to text, JSONL or Parquet and name them in data.sources; Python's standard library stands in till then"
         )
         settings.note("dataset_type", reason)
+        for named in ("hf_path", "hf_train_files", "grain_train_files"):
+            if settings.given(named):
+                settings.note(named, "it names data that dataset_type is about")
         return [{"kind": "stdlib"}]
     columns = settings["train_data_columns"]
     column = columns[0] if isinstance(columns, list) and columns else columns
