@@ -278,9 +278,11 @@ def test_a_mixture_keeps_its_weights():
 
 
 @pytest.mark.parametrize("words", [["dataset_type=tfds"], ["dataset_type=hf", "hf_path=allenai/c4"], ["dataset_type=grain"]])
-def test_other_data_is_named_and_something_stands_in(words):
+def test_other_data_is_named_and_nothing_stands_in(words):
     converted = convert(words, devices=1)
-    assert converted.values["data"]["sources"] == [{"kind": "stdlib"}]
+    assert converted.values["data"]["sources"] == [{"kind": "jsonl", "path": "NAME-YOUR-DOCUMENTS.jsonl"}], (
+        "never other data that are there"
+    )
     assert "data.sources" in reasons(converted)["dataset_type"]
     assert {word.partition("=")[0] for word in words} <= set(reasons(converted)), "each key that was given and not carried is listed"
 

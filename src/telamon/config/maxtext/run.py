@@ -12,6 +12,7 @@ _REMAT = {None: "none", "none": "none", "full": "full"} | dict.fromkeys(
     ("minimal", "minimal_flash", "minimal_with_context", "minimal_with_quantization", "minimal_with_context_and_quantization"), "dots"
 )
 _HF_KINDS = {"json": "jsonl", "parquet": "parquet", "text": "text"}
+_TO_BE_NAMED = "NAME-YOUR-DOCUMENTS.jsonl"
 _PACKING = {"first_fit": "first_fit", "best_fit": "best_fit", "concat_then_split": "split"}
 _OWN_VOCABULARY = 4096
 
@@ -131,14 +132,13 @@ def _sources(settings: Settings) -> list[dict[str, Any]]:
     elif kind == "grain" and settings["grain_file_type"] == "parquet" and settings["grain_train_files"]:
         found = [_weighted("parquet", part) for part in str(settings["grain_train_files"]).split(";")]
     if not found:
-        reason = (
-            "write the documents to text, JSONL or Parquet and name them in data.sources; Python's standard library stands in till then"
-        )
+        reason = f"write the documents to text, JSONL or Parquet and name them in data.sources; till then the run refuses to start, for {_TO_BE_NAMED} is not there"
         settings.note("dataset_type", reason)
         for named in ("hf_path", "hf_train_files", "grain_train_files"):
             if settings.given(named):
                 settings.note(named, "it names data that dataset_type is about")
-        return [{"kind": "stdlib"}]
+        # Not some data that are there: a run on the wrong text looks like one on the right text.
+        return [{"kind": "jsonl", "path": _TO_BE_NAMED}]
     columns = settings["train_data_columns"]
     column = columns[0] if isinstance(columns, list) and columns else columns
     return [source if source["kind"] == "text" else source | {"field": column} for source in found]
