@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import fsspec
 import pytest
@@ -74,6 +75,20 @@ def test_a_list_takes_an_index_a_whole_value_and_one_more_item():
     assert loaded.origin("data.sources.0.path").startswith("'b' from the override (data.sources.0.path=b), 'a' from the override")
     assert loaded.origin("data.sources.1.path") == "none by default"
     assert "leaves a gap" in refused("data.sources.3.weight=2")
+
+
+@pytest.mark.parametrize("none", ["null", "none"])
+def test_an_optional_section_of_a_preset_is_changed_replaced_by_another_kind_or_left_out(none):
+    def scaling(*overrides: str) -> Any:
+        model: Any = load_run(overrides=["model.preset=llama3.1-8b", *overrides]).config.model
+        return model.rope_scaling
+
+    assert (scaling().kind, scaling().factor) == ("llama3", 8.0)
+    assert scaling("model.rope_scaling.factor=32.0").original_length == scaling().original_length
+    yarn = scaling("model.rope_scaling={kind: yarn, factor: 4.0, original_length: 8192}")
+    assert (yarn.kind, yarn.factor, yarn.beta_fast) == ("yarn", 4.0, 32.0)
+    assert scaling(f"model.rope_scaling={none}") is None
+    assert load_run(overrides=["optimizer=null"]).config.optimizer.learning_rate, "a section that is not optional is only left empty"
 
 
 def test_a_misspelt_key_is_refused_with_the_nearest_one():

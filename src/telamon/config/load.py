@@ -21,6 +21,8 @@ from telamon.errors import ConfigError
 # Stands first in a saved config, which holds every value, so that a preset has nothing to add when it is read again.
 RESOLVED = "resolved_by"
 
+_OF_NO_SECTION: dict[str, Any] = {}
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -218,25 +220,33 @@ def _defaults(section: type[BaseModel]) -> dict[str, Any]:
     return plain({name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()})
 
 
-def _merged(base: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
+def _merged(defaults: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
+    merged = defaults
     for layer in layers:
-        base = _overlay(base, layer.values)
-    return base
+        merged = _overlay(merged, layer.values, defaults)
+    return merged
 
 
-def _overlay(base: Any, over: Any) -> Any:
-    """`over` on top of `base`: mappings key by key, list items by index where `over` names indices, all else replaced."""
+def _overlay(base: Any, over: Any, default: Any) -> Any:
+    """`over` on top of `base`: mappings key by key, list items by index where `over` names indices, all else replaced.
+
+    A section that is none by default is replaced as a whole by one of another kind, and by none.
+    """
+    optional = default is None and isinstance(base, dict)
+    if optional and (over is None or (isinstance(over, dict) and over.get("kind", base.get("kind")) != base.get("kind"))):
+        return over
     if isinstance(base, dict) and over is None:
         return base  # a section left empty in a file, all its lines commented out
     if isinstance(base, tuple) and isinstance(over, dict) and over and all(map(_is_index, over)):
         items = dict(enumerate(base))
         for index, value in over.items():
-            items[int(index)] = _overlay(items.get(int(index)), value)
+            items[int(index)] = _overlay(items.get(int(index)), value, _OF_NO_SECTION)
         if set(items) != set(range(len(items))):
             raise ConfigError(f"list index {max(items)} leaves a gap: the list has {len(base)} items, numbered from 0")
         return tuple(items[index] for index in range(len(items)))
     if isinstance(base, dict) and isinstance(over, dict):
-        return {**base, **{key: _overlay(base.get(key), value) for key, value in over.items()}}
+        defaults = default if isinstance(default, dict) else {}
+        return {**base, **{key: _overlay(base.get(key), value, defaults.get(key, _OF_NO_SECTION)) for key, value in over.items()}}
     return over
 
 
