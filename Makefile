@@ -1,12 +1,12 @@
 # Every target but help and clean first sees to it that .venv is there and up to date.
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check lint bench clean
+.PHONY: help setup train test check lint bench demo-smollm2 clean
 
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1|/' | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 setup: ## build .venv alone
 	@sh scripts/setup.sh
@@ -29,6 +29,9 @@ lint: setup ## lint, types and import rules alone
 bench: setup ## run one benchmark: make bench ID=P1
 	@test -n "$(ID)" || { echo "say which: make bench ID=P1" >&2; exit 2; }
 	@$(BIN)/python -m benchmarks $(ID)
+
+demo-smollm2: setup ## a real model from end to end: download, import, chat, perplexity, export
+	@$(BIN)/python scripts/demo_smollm2.py $(ARGS)
 
 clean: ## remove .venv, caches and build outputs; runs/ stays
 	rm -rf .venv .venvs .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

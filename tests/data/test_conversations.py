@@ -218,6 +218,20 @@ def test_a_template_comes_back_from_an_export_with_the_hash_of_its_file(folder: 
     assert read and read.hash == several.hash != ChatTemplate({DEFAULT: "a", "tool_use": "c"}, {}, "x").hash
 
 
+def test_what_a_template_calls_its_tokens_goes_with_it(folder: Path, tmp_path: Path):
+    """Also a BOS with which no document begins."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"add_bos_token": False, "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ pad_token }}")
+    tokenizer, template = load_tokenizer(str(folder)), find_template(folder)
+    assert template and tokenizer.bos_id is None
+    tokenizer.export(tmp_path / "copy")
+    template.export(tmp_path / "copy")
+    again = find_template(tmp_path / "copy")
+    assert again and again.render([]) == "<|im_start|><|endoftext|>"
+    assert load_tokenizer(str(tmp_path / "copy")).hash == tokenizer.hash
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [

@@ -9,7 +9,7 @@ import tokenizers as hf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telamon.data.tokenizer import IdTokenizer, TextTokenizer, load_tokenizer, train_bpe
+from telamon.data.tokenizer import IdTokenizer, TextTokenizer, declared_specials, load_tokenizer, train_bpe
 from telamon.errors import ConfigError, DataError
 
 TEXT = "the cat sat on the mat, the dog ate naïve 数学 and the rest of it"
@@ -84,6 +84,16 @@ def test_specials_are_those_that_the_folder_declares(tmp_path: Path, bpe: TextTo
     tokenizer = load_tokenizer(str(tmp_path))
     assert (tokenizer.bos_id, tokenizer.eos_id) == (None, 2)
     assert load_tokenizer(str(tmp_path / "tokenizer.json")).hash == tokenizer.hash != bpe.hash
+
+
+def test_a_folder_can_say_that_documents_begin_without_bos(tmp_path: Path, bpe: TextTokenizer):
+    """As of models that know their BOS from chats alone."""
+    bpe.export(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    for says, bos in ((True, 0), (False, None)):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "add_bos_token": says}))
+        assert load_tokenizer(str(tmp_path)).bos_id == bos
+    assert declared_specials(tmp_path)["bos_token"] == "<|bos|>"
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,8 @@ def test_what_goes_with_a_tokenizer_is_written_beside_it(tmp_path: Path):
         "add_bos_token": False,
         "add_eos_token": False,
     }
-    assert (tokenizer.bos_id, tokenizer.eos_id) == (1, 0) and tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
+    # The file adds no BOS to texts: documents begin without, and only the template writes it.
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (None, 0) and tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
 
 
 def changed(metadata: dict[str, Any], **changes: Any) -> dict[str, Any]:

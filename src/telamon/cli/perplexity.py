@@ -69,7 +69,8 @@ def perplexity(
         return
     typer.secho(f"{opened.folder}, step {opened.step}: {file}", dim=True, err=True)
     bits = "no text" if found.bits_per_byte is None else f"{found.bits_per_byte:.4f} bits per byte"
+    windows = "1 window" if found.windows == 1 else f"{found.windows:,} windows"
     typer.echo(f"perplexity {found.perplexity:.4f}, {found.loss:.4f} nats per token, {bits}")
     typer.echo(
-        f"{found.tokens:,} tokens in {found.windows:,} windows of {found.context:,}, {found.stride:,} apart, in {found.seconds:.1f} s"
+        f"{found.tokens:,} tokens in {windows} of {found.context:,} tokens, {found.stride:,} apart; {found.seconds:.1f} s, compilation included"
     )

@@ -26,7 +26,7 @@ Message = Mapping[str, Any]
 SPECIAL, LETTERS, OPEN, CLOSE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 """Marks: before a special token of the template; behind each letter of one that a message spells; around a `{% generation %}` block."""
 
-FILE, FOLDER, DEFAULT = "chat_template.jinja", "additional_chat_templates", "default"
+FILE, FOLDER, CONFIG, DEFAULT = "chat_template.jinja", "additional_chat_templates", "tokenizer_config.json", "default"
 _MARKS = str.maketrans("", "", SPECIAL + LETTERS + OPEN + CLOSE)
 
 
@@ -115,12 +115,18 @@ class ChatTemplate:
         return compiled
 
     def export(self, folder: Path) -> None:
-        """Write the template into a tokenizer's folder, from which `find_template` reads it back."""
+        """Write the template, and what it calls its tokens, into a tokenizer's folder, from which `find_template` reads them back."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, source in self.sources.items():
             path = folder / FILE if name == DEFAULT else folder / FOLDER / f"{name}.jinja"
             path.parent.mkdir(exist_ok=True)
             path.write_text(source, encoding="utf-8", newline="")
+        file = folder / CONFIG
+        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        missing: dict[str, Any] = {name: token for name, token in self.tokens.items() if settings.get(name) is None}
+        if "bos_token" in missing:  # the template's alone: the tokenizer begins no document with it
+            missing["add_bos_token"] = False
+        file.write_text(json.dumps({**settings, **missing}, indent=2) + "\n", encoding="utf-8")
 
 
 def read_template(file: Path, *, beside: Path | None = None) -> ChatTemplate:
@@ -154,7 +160,7 @@ def find_template(tokenizer: Path) -> ChatTemplate | None:
         sources[DEFAULT] = _read(folder / FILE)
         origin = f"the chat template {folder / FILE}"
     else:
-        sources |= _configured(folder / "tokenizer_config.json")
+        sources |= _configured(folder / CONFIG)
         origin = f"the chat template of {folder / 'tokenizer_config.json'}"
     if not sources:
         return None

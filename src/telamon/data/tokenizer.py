@@ -170,7 +170,8 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> TextTokenizer:
 def load_tokenizer(path: str) -> TextTokenizer:
     """A Hugging Face tokenizer from a tokenizer.json or a folder that holds one.
 
-    BOS and EOS come from the tokenizer_config.json or special_tokens_map.json beside it, else from the special tokens' usual names.
+    BOS and EOS come from the tokenizer_config.json or special_tokens_map.json beside it, else from the special tokens' usual names. Where
+    `add_bos_token` is false there, the model's documents begin without BOS.
     Raises ConfigError where the file is missing, cannot be read, or names no EOS.
     """
     import tokenizers as hf
@@ -183,6 +184,7 @@ def load_tokenizer(path: str) -> TextTokenizer:
         inner = hf.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"data.tokenizer.path={file}: not a tokenizer file: {error}") from error
+    settings = _settings(file.parent)
     declared = declared_specials(file.parent)
     special = {t.content for t in inner.get_added_tokens_decoder().values()}
     bos = declared["bos_token"] if "bos_token" in declared else next((t for t in _KNOWN_BOS if t in special), None)
@@ -195,23 +197,29 @@ def load_tokenizer(path: str) -> TextTokenizer:
             f"data.tokenizer.path={file}: no token ends a document; name it as eos_token in a tokenizer_config.json beside the file "
             f"(special tokens there: {', '.join(map(repr, sorted(special))) or 'none'})"
         )
-    return TextTokenizer(inner, bos=bos, eos=eos)
+    return TextTokenizer(inner, bos=None if settings.get("add_bos_token") is False else bos, eos=eos)
 
 
 def declared_specials(folder: Path) -> dict[str, str | None]:
     """What a tokenizer's folder says of bos_token, eos_token, pad_token and so on; a token that is null there is declared absent."""
     found: dict[str, str | None] = {}
+    for key, token in _settings(folder).items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if key.endswith("_token") and (text is None or isinstance(text, str)):
+            found[key] = text
+    return found
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """The folder's special_tokens_map.json and tokenizer_config.json; the latter counts where they differ."""
+    found: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         file = folder / name
         if file.is_file():
             try:
-                content = json.loads(file.read_text(encoding="utf-8"))
+                found |= json.loads(file.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise ConfigError(f"{file}: not valid JSON: {error}") from error
-            for key, token in content.items():
-                text = token.get("content") if isinstance(token, dict) else token
-                if key.endswith("_token") and (text is None or isinstance(text, str)):
-                    found[key] = text
     return found
 
 
