@@ -96,6 +96,24 @@ def test_a_folder_can_say_that_documents_begin_without_bos(tmp_path: Path, bpe: 
     assert declared_specials(tmp_path)["bos_token"] == "<|bos|>"
 
 
+@pytest.mark.parametrize(("adds", "bos"), [("<|bos|> $A", 0), ("<|bos|> $A <|eos|>", 0), ("$A <|bos|>", None), (None, None)])
+def test_a_tokenizer_of_transformers_begins_documents_as_it_begins_texts(
+    tmp_path: Path, bpe: TextTokenizer, adds: str | None, bos: int | None
+):
+    inner = hf.Tokenizer.from_str(bpe.to_json())
+    if adds:
+        inner.post_processor = hf.processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
+            single=adds, special_tokens=[("<|bos|>", 0), ("<|eos|>", 1)]
+        )
+    inner.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_tokenizer(str(tmp_path)).bos_id == bos
+    # One that training wrote says nothing, and training begins its documents with BOS.
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|bos|>", "eos_token": "<|eos|>"}))
+    assert load_tokenizer(str(tmp_path)).bos_id == 0
+
+
 @pytest.mark.parametrize(
     ("content", "config", "message"),
     [

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -170,8 +170,8 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> TextTokenizer:
 def load_tokenizer(path: str) -> TextTokenizer:
     """A Hugging Face tokenizer from a tokenizer.json or a folder that holds one.
 
-    BOS and EOS come from the tokenizer_config.json or special_tokens_map.json beside it, else from the special tokens' usual names. Where
-    `add_bos_token` is false there, the model's documents begin without BOS.
+    BOS and EOS come from the tokenizer_config.json or special_tokens_map.json beside it, else from the special tokens' usual names. Documents
+    begin with BOS unless `add_bos_token` is false there, or, without it, transformers would add none: such a model knows BOS from chats alone.
     Raises ConfigError where the file is missing, cannot be read, or names no EOS.
     """
     import tokenizers as hf
@@ -197,7 +197,17 @@ def load_tokenizer(path: str) -> TextTokenizer:
             f"data.tokenizer.path={file}: no token ends a document; name it as eos_token in a tokenizer_config.json beside the file "
             f"(special tokens there: {', '.join(map(repr, sorted(special))) or 'none'})"
         )
-    return TextTokenizer(inner, bos=None if settings.get("add_bos_token") is False else bos, eos=eos)
+    return TextTokenizer(inner, bos=bos if _begins_with_bos(inner, settings, bos) else None, eos=eos)
+
+
+def _begins_with_bos(inner: Any, settings: Mapping[str, Any], bos: str | None) -> bool:
+    said = settings.get("add_bos_token")
+    if isinstance(said, bool):
+        return said
+    if "tokenizer_class" not in settings:  # not written by transformers, whose tokenizers say it by what they add to a text
+        return True
+    plain = inner.encode("a", add_special_tokens=False).ids
+    return bos is not None and inner.encode("a").ids[: len(plain) + 1] == [inner.token_to_id(bos), *plain]
 
 
 def declared_specials(folder: Path) -> dict[str, str | None]:
