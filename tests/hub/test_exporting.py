@@ -43,6 +43,8 @@ def imported(tmp_path_factory):
     (source / "tokenizer.json").write_text('{"a": 1}')
     (source / "tokenizer_config.json").write_text('{"tokenizer_class": "Own"}')
     (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
     (source / "generation_config.json").write_text('{"eos_token_id": [2, 7], "temperature": 0.6}')
     import_from(str(source), folder / "run", console=Console(file=io.StringIO()))
     return folder / "run", source
@@ -58,6 +60,7 @@ def trained(tmp_path_factory):
     tokenizer = train_bpe([TEXT] * 4, vocab_size=300)
     assert tokenizer.vocab_size == VOCABULARY  # all that there was to learn
     tokenizer.export(folder / "night" / TOKENIZER)
+    (folder / "night" / TOKENIZER / "chat_template.jinja").write_text("{{ bos_token }}{{ messages }}")
     with run.store(config) as store:
         for step in (3, 6):
             weights = jax.jit(Model(config.model.spec()).init)(jax.random.key(step))
@@ -85,9 +88,10 @@ def test_the_config_says_what_the_sources_said(imported, tmp_path, screen):
     export_run(str(run), tmp_path / "out", console=screen)
     before, after = settings(source), settings(tmp_path / "out")
     assert {name: after[name] for name in before} == before
-    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert settings(source, name) == settings(tmp_path / "out", name) if name.endswith("json") else (tmp_path / "out" / name).is_file()
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        assert settings(source, name) == settings(tmp_path / "out", name)
+    for name in ("tokenizer.json", "chat_template.jinja", "additional_chat_templates/tools.jinja"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
 
 
 def test_another_type_can_be_asked_for(imported, tmp_path, screen):
@@ -173,6 +177,7 @@ def test_a_trained_run_says_how_its_text_begins_and_ends(trained, tmp_path, scre
     config = settings(tmp_path / "out", "tokenizer_config.json")
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast" and config["model_max_length"] == 64
     assert (config["bos_token"], config["eos_token"], config["pad_token"]) == ("<|bos|>", "<|eos|>", "<|pad|>")
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ bos_token }}{{ messages }}"
     ours = tokenizers.Tokenizer.from_file(str(run / TOKENIZER / "tokenizer.json"))
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     assert theirs.encode(TEXT).ids == [0, *ours.encode(TEXT, add_special_tokens=False).ids]

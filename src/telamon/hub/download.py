@@ -9,10 +9,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from telamon.errors import DataError
-from telamon.hub.safetensors_folder import CONFIG, GENERATION_CONFIG, INDEX, TOKENIZER_FILES, WEIGHTS, SafetensorsFolder, read_json
+from telamon.hub.safetensors_folder import (
+    CONFIG,
+    GENERATION_CONFIG,
+    INDEX,
+    MORE_TEMPLATES,
+    TOKENIZER_FILES,
+    WEIGHTS,
+    SafetensorsFolder,
+    read_json,
+)
 from telamon.models.hf import config_from_hf
 
-_PATTERNS = (CONFIG, GENERATION_CONFIG, INDEX, "model*.safetensors", *TOKENIZER_FILES)
+_PATTERNS = (CONFIG, GENERATION_CONFIG, INDEX, "model*.safetensors", *TOKENIZER_FILES, MORE_TEMPLATES)
 """What is fetched: neither pickles nor the second copy of the weights that some repositories hold under other names."""
 
 

@@ -159,8 +159,9 @@ def _copy_tensor(array: np.ndarray, tensor: HfTensor, plan: _Plan, writer: Strea
 def _copy_assets(source: TensorSource, folder: Path) -> None:
     for name, path in source.assets.items():
         if name != GENERATION_CONFIG:
-            (folder / TOKENIZER).mkdir(exist_ok=True)
-            shutil.copyfile(path, folder / TOKENIZER / name)
+            target = folder / TOKENIZER / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
 
 
 def _record_text(folder: Path, console: "Console") -> None:

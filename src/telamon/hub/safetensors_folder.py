@@ -28,6 +28,8 @@ TOKENIZER_FILES = (
     "merges.txt",
 )
 """What a tokenizer may consist of."""
+MORE_TEMPLATES = "additional_chat_templates/*.jinja"
+"""Chat templates for other uses, such as tools."""
 
 _SHOWN = 3
 
@@ -52,6 +54,7 @@ class SafetensorsFolder:
         self.tensors: dict[str, TensorInfo] = {name: entry.info for name, (_, entry) in self._places.items()}
         named = ((name, folder / name) for name in (*TOKENIZER_FILES, GENERATION_CONFIG))
         self.assets: dict[str, Path] = {name: path for name, path in named if path.is_file()}
+        self.assets |= {str(path.relative_to(folder)): path for path in sorted(folder.glob(MORE_TEMPLATES))}
 
     def read(self, name: str) -> "np.ndarray":
         """See `TensorSource`."""
