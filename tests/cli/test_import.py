@@ -10,6 +10,7 @@ from checkpoint_folders import llama_config, llama_tensors, read_folder, write_f
 from huggingface_hub import constants
 from loopback_hub import serving
 
+from telamon.config import registry
 from telamon.config.load import load_run
 from telamon.data.tokenizer import train_bpe
 
@@ -93,6 +94,7 @@ def test_a_gguf_file_becomes_a_run_by_its_name_and_goes_out_to_hugging_face(tela
 
 def test_a_family_of_ones_own_is_read_and_found_again(telamon, here, model, monkeypatch):
     monkeypatch.syspath_prepend(here)
+    monkeypatch.setattr(registry, "_families", dict(registry._families))  # other tests know nothing of it
     (here / "own_llama.py").write_text(
         "from telamon.config.registry import register_family\n"
         "from telamon.models.llama import LlamaConfig\n"
