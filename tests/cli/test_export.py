@@ -1,11 +1,16 @@
 """telamon export: a run as a Hugging Face folder; and short answers to what cannot be done."""
 
+import shutil
+
 import ml_dtypes
 import numpy as np
 import pytest
 from checkpoint_folders import llama_config, llama_tensors, read_folder, write_folder
 
+from telamon.data.chat_template import find_template
+from telamon.data.tokenizer import train_bpe
 from telamon.hub.importing import import_from
+from telamon.infer.text_record import TextRecord
 from telamon.watch.log import make_console
 
 
@@ -40,6 +45,26 @@ def test_type_and_size_of_files_can_be_chosen(telamon, here):
     assert answer.code == 0, answer.err
     assert len(list((here / "out").glob("model-*-of-*.safetensors"))) > 1 and (here / "out" / "model.safetensors.index.json").is_file()
     assert {array.dtype for array in read_folder(here / "out").values()} == {np.dtype(ml_dtypes.bfloat16)}
+
+
+def test_another_tokenizer_or_template_than_that_of_the_training_needs_a_flag(telamon, here, runs):
+    """What an export writes is what was used."""
+    folder = runs / "runs" / "tiny" / "tokenizer"
+    tokenizer = train_bpe(["the cat sat on the mat"], vocab_size=280)
+    tokenizer.export(folder)
+    (folder / "chat_template.jinja").write_text("used")
+    TextRecord.of(tokenizer, find_template(folder)).write(str(folder.parent))
+    try:
+        assert telamon("export", "tiny", here / "same").code == 0
+        assert (here / "same" / "chat_template.jinja").read_text() == "used"
+        (folder / "chat_template.jinja").write_text("another")
+        refused = telamon("export", "tiny", here / "out")
+        assert refused.code == 2 and "another chat template" in refused.err and not (here / "out").exists()
+        assert telamon("export", "tiny", here / "out", "--allow-mismatch").code == 0
+        assert (here / "out" / "chat_template.jinja").read_text() == "another"
+    finally:
+        shutil.rmtree(folder)
+        (folder.parent / "text.json").unlink()
 
 
 def test_an_earlier_export_is_replaced_only_when_asked(telamon, here):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from telamon.cli.arguments import Imports
+from telamon.cli.arguments import AllowMismatch, Imports
 
 
 def export(
@@ -17,6 +17,7 @@ def export(
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="Most bytes of tensors in a file, such as 5GB or 500MB.")] = "5GB",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder if it is an earlier export.")] = False,
+    allow_mismatch: AllowMismatch = False,
     imports: Imports = None,
 ) -> None:
     """Write a run's newest whole checkpoint as a folder that transformers and vLLM load as it is.
@@ -43,6 +44,7 @@ def export(
         dtype=dtype,
         shard_bytes=parse_size(max_shard_size),
         overwrite=overwrite,
+        allow_mismatch=allow_mismatch,
         imports=tuple(imports or ()),
     )
     line(console, f'{dst} is ready: AutoModelForCausalLM.from_pretrained("{dst}") in transformers, or vllm serve {dst}')

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from telamon.config.schema import TokenizerConfig
 from telamon.data.tokenizer import declared_specials
 from telamon.errors import ConfigError, DataError
 
@@ -167,6 +168,14 @@ def find_template(tokenizer: Path) -> ChatTemplate | None:
     if DEFAULT not in sources:
         raise ConfigError(f"{folder} has chat templates named {', '.join(sorted(sources))}, and none that is the default")
     return ChatTemplate(sources, _tokens(folder), origin)
+
+
+def configured_template(tokenizer: TokenizerConfig) -> ChatTemplate | None:
+    """The template that a run's config names, or the one beside its tokenizer. Raises ConfigError as `read_template` and `find_template` do."""
+    beside = None if tokenizer.path is None else Path(tokenizer.path)
+    if tokenizer.chat_template is not None:
+        return read_template(Path(tokenizer.chat_template), beside=beside)
+    return None if beside is None else find_template(beside)
 
 
 def _configured(file: Path) -> dict[str, str]:

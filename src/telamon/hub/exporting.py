@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from telamon.checkpoint.streamed import StreamedReader
 from telamon.config.load import load_run
 from telamon.config.schema import RunConfig
+from telamon.data.chat_template import find_template
 from telamon.data.tokenizer import load_tokenizer
 from telamon.errors import ConfigError
 from telamon.hub.record import HfRecord
@@ -23,6 +24,7 @@ from telamon.hub.transfer import Transfer, say_expected_peak
 from telamon.hub.whole_folder import check_free, check_space, whole_folder
 from telamon.infer.run import CHECKPOINTS, TOKENIZER
 from telamon.infer.run import CONFIG as RUN_CONFIG
+from telamon.infer.text_record import TextRecord
 from telamon.models.hf import hf_families
 from telamon.models.hf_family import HfFamily
 from telamon.models.hf_weights import HfTensor
@@ -65,6 +67,7 @@ def export_run(
     dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,
     overwrite: bool = False,
+    allow_mismatch: bool = False,
     imports: Sequence[str] = (),
 ) -> None:
     """Write the newest whole checkpoint of a run as a Hugging Face folder.
@@ -78,6 +81,7 @@ def export_run(
         dtype: of the weights, one of `DTYPES`; none: as the checkpoint has them, and of an import as its source had them.
         shard_bytes: most bytes of tensors in a file; a larger tensor has a file of its own.
         overwrite: replace an earlier export.
+        allow_mismatch: write a tokenizer and chat template that are not those the weights were trained with.
         imports: modules with families of the user's own.
 
     Raises:
@@ -86,6 +90,8 @@ def export_run(
     """
     destination = check_free(destination, overwrite=overwrite, mark=CONFIG)
     config = load_run(join(run, RUN_CONFIG), imports=imports).config
+    if not allow_mismatch:
+        _check_text(run, config)
     record = HfRecord.read(run)
     model = _with_real_rows(run, config, record)
     stored = flatten(Model(config.model.spec()).info)
@@ -130,6 +136,14 @@ def _with_real_rows(run: str, config: RunConfig, record: HfRecord | None) -> HfF
     if record is not None or tokenizer is None:
         return model
     return model.model_copy(update={"vocab_size": min(model.vocab_size, load_tokenizer(str(tokenizer)).vocab_size)})
+
+
+def _check_text(run: str, config: RunConfig) -> None:
+    """Raise ConfigError where the tokenizer or template to be written is not the one that the weights were trained with."""
+    record, place = TextRecord.read(run), _tokenizer_of(run, config)
+    if record is not None and place is not None:
+        now = TextRecord.of(load_tokenizer(str(place)), find_template(place))
+        record.check(now, run=run, way_out="put the right one back, or go on all the same with --allow-mismatch")
 
 
 def _tokenizer_of(run: str, config: RunConfig) -> Path | None:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from telamon.checkpoint.store import CheckpointStore
 from telamon.config.load import load_run
 from telamon.config.schema import MeshConfig, RunConfig
-from telamon.data.chat_template import ChatTemplate, find_template, read_template
+from telamon.data.chat_template import ChatTemplate, configured_template, find_template, read_template
 from telamon.data.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
 from telamon.errors import CheckpointError, ConfigError
 from telamon.infer.engine import Generator
@@ -87,8 +87,7 @@ def open_run(folder: str, *, imports: tuple[str, ...] = (), template: Path | Non
         CheckpointError: it has no whole checkpoint.
     """
     config = load_run(join(folder, CONFIG), imports=imports).config
-    tokenizer, place = _tokenizer(folder, config)
-    chat = read_template(template, beside=place) if template else find_template(place) if place else None
+    tokenizer, chat = _text(folder, config, template)
     record = TextRecord.read(folder)
     if record is not None and not allow_mismatch:
         record.check(
@@ -105,16 +104,19 @@ def open_run(folder: str, *, imports: tuple[str, ...] = (), template: Path | Non
     return OpenedRun(folder, config, step, model, weights, mesh, tokenizer, chat, _ends_of_text(folder, tokenizer))
 
 
-def _tokenizer(folder: str, config: RunConfig) -> tuple[Tokenizer, Path | None]:
-    """The run's tokenizer, and where it was found."""
-    place = None if is_url(folder) else Path(folder) / TOKENIZER
-    if place is None or not place.is_dir():
-        place = Path(config.data.tokenizer.path) if config.data.tokenizer.path else None
-    if place is not None:
-        return load_tokenizer(str(place)), place
-    if all(source.kind == "synthetic" for source in config.data.sources):
-        return IdTokenizer(config.model.vocab_size), None
-    raise ConfigError(f"{folder} holds no {TOKENIZER}; training writes it, so this run was damaged or stopped before its first step")
+def _text(folder: str, config: RunConfig, template: Path | None) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The run's tokenizer, and its chat template unless another one's file is given."""
+    own, named = Path(folder) / TOKENIZER, config.data.tokenizer.path
+    kept = not is_url(folder) and own.is_dir()
+    place = own if kept else None if named is None else Path(named)
+    if place is None:
+        if all(source.kind == "synthetic" for source in config.data.sources):
+            return IdTokenizer(config.model.vocab_size), None
+        raise ConfigError(f"{folder} holds no {TOKENIZER}; training writes it, so this run was damaged or stopped before its first step")
+    tokenizer = load_tokenizer(str(place))
+    if template is not None:
+        return tokenizer, read_template(template, beside=place)
+    return tokenizer, find_template(place) if kept else configured_template(config.data.tokenizer)
 
 
 def _ends_of_text(folder: str, tokenizer: Tokenizer) -> frozenset[int]:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from telamon.checkpoint.store import CheckpointStore
 from telamon.config.schema import RunConfig
-from telamon.data.chat_template import ChatTemplate, find_template, read_template
+from telamon.data.chat_template import configured_template
 from telamon.data.loader import ArithmeticLoader, Loader, open_loader
 from telamon.data.tokenizer import TextTokenizer
 from telamon.errors import CheckpointError
@@ -62,7 +62,7 @@ def open_data(config: RunConfig, run: RunDirectory, console: Console, *, allow_m
     Raises ConfigError where the weights to go on with were trained with another tokenizer or chat template, unless `allow_mismatch`.
     """
     loader = open_loader(config, process_index=jax.process_index(), process_count=jax.process_count())
-    template = _chat_template(config)
+    template = configured_template(config.data.tokenizer)
     text = TextRecord.of(loader.tokenizer, template)
     if not allow_mismatch:
         _check_text(text, run, config.train.init_from)
@@ -83,15 +83,6 @@ def open_data(config: RunConfig, run: RunDirectory, console: Console, *, allow_m
                 template.export(Path(run.file(TOKENIZER)))
         text.write(run.path)
     return loader
-
-
-def _chat_template(config: RunConfig) -> ChatTemplate | None:
-    """The template that the config names, or the one beside its tokenizer."""
-    named, tokenizer = config.data.tokenizer.chat_template, config.data.tokenizer.path
-    beside = None if tokenizer is None else Path(tokenizer)
-    if named is not None:
-        return read_template(Path(named), beside=beside)
-    return None if beside is None else find_template(beside)
 
 
 def _check_text(now: TextRecord, run: RunDirectory, init_from: str | None) -> None:
