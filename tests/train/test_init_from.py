@@ -48,6 +48,14 @@ def test_a_run_begins_with_the_weights_and_nothing_else(first):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("preset", ["default", "tiny"])
+def test_a_run_preset_gives_way_in_its_model_and_tokenizer_alone(first, preset):
+    loaded, alone = load_run(preset, [f"train.init_from={first[0]}"]), load_run(preset)
+    assert loaded.config.model.d_model == 64
+    assert loaded.config.train.steps == alone.config.train.steps
+    assert loaded.config.data.sources == alone.config.data.sources
+
+
 def test_another_size_is_refused_with_both_numbers_and_their_origins(first):
     folder, _ = first
     message = (

@@ -6,7 +6,7 @@ Reading a config has no side effects: nothing is written, and no device is touch
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Layer:
     place: str
     values: dict[str, Any]
     typed: bool = False  # on the command line, so that an error needn't say where
+    shipped: bool = False  # a run preset of the package's
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ def load_run(source: str | Path | None = None, overrides: Sequence[str] = (), *,
     registry.import_plugins(run.imports if isinstance(run, RunSection) else ())
 
     begun = None if resolved else _given(own, "train.init_from", None)
+    own = [_without_model(layer) if layer.shipped and begun not in (None, "none") else layer for layer in own]
     layers = [*_begun(begun, own), *_preset(own, resolved), *own]
     model = registry.family(_given(layers, "model.family", ModelConfig.model_fields["family"].default))
     merged = _merged({**_defaults(RunConfig), "model": _defaults(model)}, layers)
@@ -134,7 +136,7 @@ def _read_source(source: str) -> tuple[str, Layer]:
         return path.name, Layer(f"in {source}/config.yaml", yamlio.read(path / "config.yaml"))
     if path.name != source:
         raise ConfigError(f"there is no config file and no run directory {source}")
-    return source, Layer(f"in the run preset {source}", yamlio.read(presets.find("runs", source)))
+    return source, Layer(f"in the run preset {source}", yamlio.read(presets.find("runs", source)), shipped=True)
 
 
 def _override(text: str) -> Layer:
@@ -171,6 +173,13 @@ def _begun(run: Any, own: list[Layer]) -> Iterator[Layer]:
     if "://" not in run and (Path(run) / "tokenizer").is_dir():
         values["data"] = {"tokenizer": {"path": str(Path(run) / "tokenizer")}}
     yield Layer(f"in {run}", values)
+
+
+def _without_model(layer: Layer) -> Layer:
+    """A run preset without its model and tokenizer: whoever takes one for other weights wants the rest of it."""
+    values = {name: value for name, value in layer.values.items() if name != "model"}
+    data = {name: value for name, value in (values.get("data") or {}).items() if name != "tokenizer"}
+    return replace(layer, values=values | ({"data": data} if data else {}))
 
 
 def _begun_config(run: Any) -> RunConfig:
