@@ -12,6 +12,7 @@ PROGRAMS = {
     "P3": "p3_beat_gzip",
     "P4": "p4_input",
     "P5": "p5_convert",
+    "P6": "p6_generate",
     "P7": "p7_checkpoint",
 }
 

