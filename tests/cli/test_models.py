@@ -46,6 +46,11 @@ def test_an_unknown_preset_is_refused_with_the_nearest(telamon, words):
     assert answer.code == 2 and "did you mean 'qwen3-8b'?" in answer.err
 
 
+def test_a_name_like_no_preset_is_answered_with_where_they_are_listed(telamon):
+    answer = telamon("models", "show", "")
+    assert answer.code == 2 and answer.err == "no model preset is named ''; see `telamon models list`\n"
+
+
 def test_show_says_what_a_model_is_and_costs(telamon):
     """By hand, for 2 layers, V 512, D 32, F 64, 4 query and 2 key-value heads of 8, tied.
 
@@ -60,7 +65,7 @@ def test_show_says_what_a_model_is_and_costs(telamon):
         "16,384 of the table of tokens, which is the output head too",
         "9,280 a layer",
         "layers 2: 2 over all before",
-        "1.783e+06 forward and backward, 5.942e+05 forward alone, in rows of 4,096 tokens",
+        "1.783 M forward and backward, 594.2 k forward alone, in rows of 4,096 tokens",
         "546.5 KiB over all devices",
         "16 bytes a parameter",
         "activations come on top",
@@ -108,18 +113,31 @@ def test_show_reads_the_records_of_checks_and_says_what_was_not_checked(telamon,
 
 def test_diff_shows_sizes_and_figures_that_differ_and_nothing_else(telamon):
     rows = json.loads(telamon("models", "diff", "mistral-7b-v0.1", "mistral-7b-v0.3", "--json").out)
-    assert rows["model.window"] == {"mistral-7b-v0.1": "4096", "mistral-7b-v0.3": "none"}
-    assert rows["model.rope_theta"] == {"mistral-7b-v0.1": "10000.0", "mistral-7b-v0.3": "1000000.0"}
-    assert rows["parameters.total"] == {"mistral-7b-v0.1": "7241732096", "mistral-7b-v0.3": "7248023552"}
+    assert rows["model.window"] == {"mistral-7b-v0.1": 4096, "mistral-7b-v0.3": None}
+    assert rows["model.rope_theta"] == {"mistral-7b-v0.1": 10000.0, "mistral-7b-v0.3": 1000000.0}
+    assert rows["parameters.total"] == {"mistral-7b-v0.1": 7241732096, "mistral-7b-v0.3": 7248023552}
     assert "model.d_model" not in rows and "model.preset" not in rows and "parameters.per_layer" not in rows
+
+
+def test_diff_is_a_table_with_figures_for_people(telamon, monkeypatch):
+    """As above; weights in bfloat16 are 2 x 7,241,732,096 bytes, which are 13.49 GiB. A group's name stands on a line of its own."""
+    monkeypatch.setenv("COLUMNS", "120")
     answer = telamon("models", "diff", "mistral-7b-v0.1", "mistral-7b-v0.3")
-    assert answer.code == 0 and "model.window" in answer.out and "d_model" not in answer.out
+    rows = {cells[0]: cells[1:] for line in answer.out.splitlines() if len(cells := [cell.strip() for cell in line.split("│")[1:-1]]) == 3}
+    assert answer.code == 0
+    assert rows["repository"] == ["mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-v0.3"]
+    assert rows["window"] == ["4,096", "none"] and rows["rope_theta"] == ["10,000", "1,000,000"]
+    assert rows["all"] == ["7,241,732,096", "7,248,023,552"]
+    assert rows["weights to serve"] == ["13.49 GiB", "13.5 GiB"]
+    assert rows["rows of 4,096"] == ["45.89 G", "45.9 G"]
+    assert not {"d_model", "published_parameters", "model.window"} & set(rows)
+    assert [group for group in rows if rows[group] == ["", ""]] == ["model", "settings", "parameters", "FLOPs a token, training", "memory"]
 
 
 def test_diff_compares_work_at_the_lengths_of_both(telamon):
     """Llama 3 is made for 8,192 tokens and 3.1 for 131,072; the same block costs the same at each."""
     rows = json.loads(telamon("models", "diff", "llama3-8b", "llama3.1-8b", "--json").out)
-    assert rows["model.rope_scaling.factor"] == {"llama3-8b": "-", "llama3.1-8b": "8.0"}
+    assert rows["model.rope_scaling.factor"] == {"llama3.1-8b": 8.0}
     assert not [key for key in rows if key.startswith(("flops", "parameters", "memory"))]
 
 
@@ -130,5 +148,5 @@ def test_diff_of_a_model_and_itself(telamon):
 
 def test_diff_of_two_families_shows_what_one_alone_has(telamon):
     rows = json.loads(telamon("models", "diff", "gpt3-52k", "tiny-llama", "--json").out)
-    assert rows["model.rope_theta"] == {"gpt3-52k": "-", "tiny-llama": "10000.0"}
-    assert rows["parameters.positions"] == {"gpt3-52k": "32768", "tiny-llama": "0"}
+    assert rows["model.rope_theta"] == {"tiny-llama": 10000.0}
+    assert rows["parameters.positions"] == {"gpt3-52k": 32768, "tiny-llama": 0}

@@ -80,21 +80,14 @@ def diff(
     """
     import json
 
-    from rich.console import Console
-    from rich.table import Table
+    from telamon.records.comparison import compare, make_table
 
-    from telamon.records.card import difference
-
-    rows = difference(first, second)
+    comparison = compare(first, second)
     if as_json:
-        typer.echo(json.dumps({key: {first: left, second: right} for key, left, right in rows}, indent=2))
-        return
-    if not rows:
+        typer.echo(json.dumps(comparison.as_json(), indent=2))
+    elif not comparison.differing:
         typer.echo("no difference")
-        return
-    table = Table("what", first, second)
-    for column in table.columns:
-        column.overflow = "fold"
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table, markup=False)
+    else:
+        from rich.console import Console
+
+        Console().print(make_table(comparison))

@@ -63,15 +63,15 @@ def _setting(name: str, value: Any) -> str:
 
 
 def difference(first: RunConfig, second: RunConfig) -> list[tuple[str, str, str]]:
-    """The keys in which two configs differ (see `differing`)."""
-    return differing(plain(first), plain(second))
-
-
-def differing(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The dotted keys in which two nested dicts differ, with both values; `-` where one has no such key."""
-    left, right = dict(_leaves(first)), dict(_leaves(second))
+    """The dotted keys in which two configs differ, with both values; `-` where one has no such key."""
+    left, right = leaves(plain(first)), leaves(plain(second))
     shown = [(key, *(messages.show(side[key]) if key in side else "-" for side in (left, right))) for key in {**left, **right}]
     return [(key, a, b) for key, a, b in shown if key not in left or key not in right or left[key] != right[key]]
+
+
+def leaves(values: dict[str, Any]) -> dict[str, Any]:
+    """A nested dict as dotted keys with their values; the items of a list of sections have their number as a key."""
+    return dict(_leaves(values))
 
 
 def _leaves(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -20,9 +20,13 @@ def find(kind: str, name: str) -> Path:
     known = names(kind)
     if name not in known:
         near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+        hint = f"did you mean {near[0]!r}?" if near else _listed(kind, known)
         raise ConfigError(f"no {kind.removesuffix('s')} preset is named {name!r}; {hint}")
     return ROOT / kind / f"{name}.yml"
+
+
+def _listed(kind: str, known: list[str]) -> str:
+    return "see `telamon models list`" if kind == "models" else f"there are: {', '.join(known)}"
 
 
 @dataclass(frozen=True)

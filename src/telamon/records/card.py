@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from telamon.config.explain import differing
 from telamon.config.load import load_run, plain
 from telamon.config.presets import about_model
 from telamon.config.schema import ModelConfig
@@ -152,19 +151,6 @@ def make_card(name: str, *, records: Path = FOLDER, lengths: Collection[int] = (
         checks=_checks(name, read_records(records)),
         records=records,
     )
-
-
-def difference(first: str, second: str) -> list[tuple[str, str, str]]:
-    """The sizes and figures in which two presets differ, with both values; `-` where one has no such thing.
-
-    Work is compared at the row lengths of both, longer than what a model is made for or not.
-
-    Raises:
-        ConfigError: no preset has this name.
-    """
-    lengths = {length for name in (first, second) for length in make_card(name).flops}
-    left, right = (make_card(name, lengths=lengths).figures() for name in (first, second))
-    return differing(left, right)
 
 
 def layers_in_words(spec: ModelSpec) -> str:

@@ -38,26 +38,30 @@ def _parameters(card: Card) -> Iterator[str]:
 
 def _flops(card: Card) -> Iterator[str]:
     for length, flops in card.flops.items():
-        yield f"{flops:.4g} forward and backward, {flops / 3:.4g} forward alone, in rows of {length:,} tokens"
+        yield f"{in_thousands(flops)} forward and backward, {in_thousands(flops / 3)} forward alone, in rows of {length:,} tokens"
     yield "6 for each parameter of matrix products, and causal attention within its window"
 
 
 def _training(card: Card) -> Iterator[str]:
     yield (
-        f"{_size(card.memory.training)} over all devices: weights, gradients and AdamW's moments in float32, {TRAINING_BYTES} bytes a parameter"
+        f"{binary_size(card.memory.training)} over all devices: weights, gradients and AdamW's moments in float32, {TRAINING_BYTES} bytes a parameter"
     )
     yield "activations come on top; they depend on train.batch_size, train.seq_len and train.remat"
 
 
 def _serving(card: Card) -> Iterator[str]:
     memory = card.memory
-    yield f"{_size(memory.weights)} of weights in bfloat16"
+    yield f"{binary_size(memory.weights)} of weights in bfloat16"
     beyond = (
         f", {memory.cache_per_token_beyond:,} once the windows are full" if memory.cache_per_token_beyond < memory.cache_per_token else ""
     )
     yield f"{memory.cache_per_token:,} bytes of keys and values a token{beyond}"
-    kept = "" if memory.cache_kept == memory.cache_served else f" where windows bound them; this version keeps {_size(memory.cache_kept)}"
-    yield f"{_size(memory.cache_served)} of them for {SERVED_LENGTH:,} tokens{kept}"
+    kept = (
+        ""
+        if memory.cache_kept == memory.cache_served
+        else f" where windows bound them; this version keeps {binary_size(memory.cache_kept)}"
+    )
+    yield f"{binary_size(memory.cache_served)} of them for {SERVED_LENGTH:,} tokens{kept}"
 
 
 def _checks(card: Card) -> Iterator[str]:
@@ -81,10 +85,17 @@ def _outcome(record: Record) -> str:
     return f"{'passed' if record.passed else 'FAILED'} ({record.figure:.3g}, at most {record.threshold:g}, {record.date})"
 
 
-def _size(count: int) -> str:
-    """Bytes for people."""
-    power = min(max(count.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
-    return f"{count / 1024**power:,.4g} {_UNITS[power]}"
+def binary_size(count: int) -> str:
+    """Bytes for people, such as ``15.26 GiB``."""
+    power = min(max(count.bit_length() - 1, 0) // 10, len(_BYTES) - 1)
+    return f"{count / 1024**power:,.4g} {_BYTES[power]}"
 
 
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+def in_thousands(count: float) -> str:
+    """A large number for people, such as ``49.03 G``."""
+    power = min(max(len(str(int(count))) - 1, 0) // 3, len(_THOUSANDS) - 1)
+    return f"{count / 1000**power:.4g} {_THOUSANDS[power]}".rstrip()
+
+
+_BYTES = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_THOUSANDS = ("", "k", "M", "G", "T", "P")
