@@ -86,7 +86,11 @@ def test_a_run_holds_all_that_was_known_of_the_model(bring):
     }
     run = bring(llama_tensors(), files=files)
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml", "hf.json", "tokenizer"]
-    assert sorted(path.name for path in (run / "tokenizer").iterdir()) == ["chat_template.jinja", "tokenizer.json"]
+    assert sorted(path.name for path in (run / "tokenizer").iterdir()) == [
+        "chat_template.jinja",
+        "generation_config.json",
+        "tokenizer.json",
+    ]
     record = json.loads((run / "hf.json").read_text())
     assert record["origin"].endswith("/source") and record["config"] == llama_config()
     assert record["generation_config"] == {"eos_token_id": [2, 7]}

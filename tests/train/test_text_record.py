@@ -12,7 +12,9 @@ from telamon.config.load import load_run, to_yaml
 from telamon.data.chat_template import find_template
 from telamon.data.tokenizer import load_tokenizer
 from telamon.errors import ConfigError, DataError
+from telamon.hub.exporting import generation_beside
 from telamon.hub.tokenizer_files import write_tokenizer
+from telamon.infer.run import ends_of_text
 from telamon.infer.text_record import TextRecord
 from telamon.train.run_dir import TOKENIZER, RunDirectory
 from telamon.train.start import open_data
@@ -101,6 +103,18 @@ def test_weights_of_another_run_are_taken_with_their_tokenizer_and_template(star
     third = start("third", begun, other, allow_mismatch=True)
     assert third.tokenizer != first.tokenizer
     assert start("third", begun, other) == third  # it is its own from then on
+
+
+def test_what_ends_a_turn_stays_true_of_what_is_trained_from_an_import(start, tmp_path):
+    """Several end tokens of a generation config beside the tokenizer: for the run, for one begun with it, and for their exports."""
+    (tmp_path / "tokenizer" / "generation_config.json").write_text('{"eos_token_id": [2, 7], "temperature": 0.6}')
+    start("run")
+    start("second", f"train.init_from={tmp_path}/run")
+    for name in ("run", "second"):
+        folder = tmp_path / name / TOKENIZER
+        assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [2, 7], "temperature": 0.6}
+        assert {2, 7} <= ends_of_text(str(tmp_path / name), load_tokenizer(str(folder)))
+        assert generation_beside(folder)["eos_token_id"] == [2, 7]
 
 
 def test_a_template_beside_the_tokenizer_goes_with_the_run_and_its_export(start, tmp_path):

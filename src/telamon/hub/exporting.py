@@ -16,7 +16,7 @@ from telamon.data.chat_template import find_template
 from telamon.data.tokenizer import load_tokenizer
 from telamon.errors import ConfigError
 from telamon.hub.record import HfRecord
-from telamon.hub.safetensors_folder import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS
+from telamon.hub.safetensors_folder import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS, read_json
 from telamon.hub.safetensors_writer import SafetensorsWriter
 from telamon.hub.source import TensorInfo, numpy_dtype
 from telamon.hub.tokenizer_files import copy_tokenizer, write_tokenizer
@@ -209,6 +209,14 @@ def _index(plan: _Plan) -> dict[str, Any]:
     return {"metadata": {"total_size": sum(info.nbytes for info in plan.infos.values())}, "weight_map": files}
 
 
+def generation_beside(tokenizer: Path | None) -> dict[str, Any]:
+    """What the files of the model that a run was begun with say of generation."""
+    if tokenizer is None:
+        return {}
+    file = (tokenizer if tokenizer.is_dir() else tokenizer.parent) / GENERATION_CONFIG
+    return read_json(file) if file.is_file() else {}
+
+
 def _write_settings(folder: Path, tokenizer: Path | None, config: RunConfig, record: HfRecord | None, plan: _Plan) -> None:
     """Everything but the weights."""
     if record is not None:
@@ -218,7 +226,7 @@ def _write_settings(folder: Path, tokenizer: Path | None, config: RunConfig, rec
             copy_tokenizer(tokenizer, folder)
     else:
         ids = {} if tokenizer is None else write_tokenizer(tokenizer, folder, longest=config.train.seq_len).attributes()
-        generation = ids or None
+        generation = {**ids, **generation_beside(tokenizer)} or None
     longest = plan.model.max_positions or config.train.seq_len
     attributes = plan.model.model_copy(update={"max_positions": longest}).to_hf()
     # The older spelling of `dtype`, which every version of transformers and vLLM reads.

@@ -158,7 +158,8 @@ def _copy_tensor(array: np.ndarray, tensor: HfTensor, plan: _Plan, writer: Strea
 
 def _copy_assets(source: TensorSource, folder: Path) -> None:
     for name, path in source.assets.items():
-        if name != GENERATION_CONFIG:
+        # What it says of generation belongs to a tokenizer, and stays with it in what is trained from the model.
+        if name != GENERATION_CONFIG or "tokenizer.json" in source.assets:
             target = folder / TOKENIZER / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)

@@ -20,9 +20,12 @@ from telamon.infer.text_record import TextRecord
 from telamon.models.decoder import Numerics
 from telamon.models.weights import Model, Weights
 from telamon.parallel.mesh import build_mesh
+from telamon.parallel.start import keep_programs
 from telamon.watch.files import is_url, join, read_text
 
 CONFIG, CHECKPOINTS, TOKENIZER, HF_RECORD = "config.yaml", "checkpoints", "tokenizer", "hf.json"
+GENERATION = "generation_config.json"
+"""Beside the tokenizer: what Hugging Face's files say of generation."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +101,11 @@ def open_run(folder: str, *, imports: tuple[str, ...] = (), template: Path | Non
     if step is None:
         damaged = f" ({len(store.skipped)} damaged)" if store.skipped else ""
         raise CheckpointError(f"{folder} holds no whole checkpoint yet{damaged}; let it train to its first (checkpoint.every)")
+    keep_programs(config.run.compile_cache)
     mesh = build_mesh(MeshConfig())
     model = Model(config.model.spec(), Numerics(dtype=config.train.compute_dtype))
     weights = store.restore_subtree(step, "weights", model.abstract(mesh), target=f"the model of {folder}/{CONFIG}")
-    return OpenedRun(folder, config, step, model, weights, mesh, tokenizer, chat, _ends_of_text(folder, tokenizer))
+    return OpenedRun(folder, config, step, model, weights, mesh, tokenizer, chat, ends_of_text(folder, tokenizer))
 
 
 def _text(folder: str, config: RunConfig, template: Path | None) -> tuple[Tokenizer, ChatTemplate | None]:
@@ -119,9 +123,8 @@ def _text(folder: str, config: RunConfig, template: Path | None) -> tuple[Tokeni
     return tokenizer, find_template(place) if kept else configured_template(config.data.tokenizer)
 
 
-def _ends_of_text(folder: str, tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that end what the model writes: a document's end, and of an imported model those that its generation config names."""
-    record = json.loads(read_text(join(folder, HF_RECORD)) or "{}")
-    named = (record.get("generation_config") or {}).get("eos_token_id")
+def ends_of_text(folder: str, tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that end what the model writes: a document's end, and those that an imported model's generation config names."""
+    named = json.loads(read_text(join(folder, TOKENIZER, GENERATION)) or "{}").get("eos_token_id")
     ids = named if isinstance(named, list) else [named]
     return frozenset(i for i in (*ids, tokenizer.eos_id) if i is not None)

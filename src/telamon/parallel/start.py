@@ -10,6 +10,12 @@ from telamon.parallel.peers import watch_peers
 _CLUSTER_SIGNS = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST", "TPU_WORKER_HOSTNAMES", "CLOUD_TPU_TASK_ID")
 
 
+def keep_programs(folder: str | None) -> None:
+    """Keep compiled programs in a folder (or at a URL) for later starts, unless the environment has said where already; None: nowhere."""
+    if folder is not None and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", folder)
+
+
 def start_processes() -> None:
     """Join the other processes of the run, where there are any; call before the first use of a device.
 

@@ -22,14 +22,14 @@ from telamon.data.loader import Loader
 from telamon.errors import ConfigError, DataError, OutOfDataError, Stopped
 from telamon.parallel.host_memory import keep_freed_memory
 from telamon.parallel.peers import lost_peers
-from telamon.parallel.start import start_processes
+from telamon.parallel.start import keep_programs, start_processes
 from telamon.train.evaluation import evaluate
 from telamon.train.job import Job, make_job
 from telamon.train.placement import place
 from telamon.train.recorder import History, Recorder
 from telamon.train.run_dir import RunDirectory, create_run, forget_run, open_run, save_config
 from telamon.train.schedule import learning_rate_schedule
-from telamon.train.start import announce, keep_programs, open_data, starting_state
+from telamon.train.start import announce, open_data, starting_state
 from telamon.train.state import TrainState, weights_hash
 from telamon.train.stop import StopRequest
 from telamon.watch import phases
@@ -75,7 +75,7 @@ def train(config: RunConfig, *, resume: str | None = None, allow_mismatch: bool 
     began = psutil.Process().create_time()
     keep_freed_memory()
     start_processes()
-    keep_programs(config)
+    keep_programs(config.run.compile_cache)
     primary = jax.process_index() == 0
     console = make_console(quiet=not primary)
     job = make_job(config)

@@ -1,6 +1,7 @@
 """The start of a run: what is said, data opened, state made or restored."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from telamon.data.chat_template import configured_template
 from telamon.data.loader import ArithmeticLoader, Loader, open_loader
 from telamon.data.tokenizer import TextTokenizer
 from telamon.errors import CheckpointError
+from telamon.infer.run import GENERATION
 from telamon.infer.text_record import TextRecord
 from telamon.train.job import Job
 from telamon.train.recorder import History
@@ -22,12 +24,6 @@ from telamon.train.schedule import describe_schedule
 from telamon.train.state import TrainState
 from telamon.watch.files import is_url, join, write_text
 from telamon.watch.log import banner, facts, human_bytes, line
-
-
-def keep_programs(config: RunConfig) -> None:
-    """Keep compiled programs for later runs, unless the environment has said where already."""
-    if config.run.compile_cache is not None and jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", config.run.compile_cache)
 
 
 def announce(console: Console, job: Job, run: RunDirectory, *, resumed: bool, first: int, skipped: Sequence[str]) -> None:
@@ -81,8 +77,18 @@ def open_data(config: RunConfig, run: RunDirectory, console: Console, *, allow_m
             loader.tokenizer.export(Path(run.file(TOKENIZER)))
             if template is not None:
                 template.export(Path(run.file(TOKENIZER)))
+            _carry_generation(config.data.tokenizer.path, Path(run.file(TOKENIZER)))
         text.write(run.path)
     return loader
+
+
+def _carry_generation(tokenizer: str | None, folder: Path) -> None:
+    """What an imported model's files say of generation, such as several tokens that end a turn, stays true of what is trained from it."""
+    if tokenizer is not None:
+        given = Path(tokenizer)
+        beside = (given if given.is_dir() else given.parent) / GENERATION
+        if beside.is_file() and beside.parent.resolve() != folder.resolve():
+            shutil.copyfile(beside, folder / GENERATION)
 
 
 def _check_text(now: TextRecord, run: RunDirectory, init_from: str | None) -> None:
