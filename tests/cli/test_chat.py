@@ -85,6 +85,18 @@ def test_a_run_without_a_template_asks_for_one(say):
     assert missing.code == 2 and "no.jinja cannot be read" in missing.err
 
 
+def test_bytes_that_are_not_text_are_said(telamon, say, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), encoding="ascii"))
+    answer = telamon("chat", "talker", *QUICK)
+    assert answer.code == 3 and "a message is not UTF-8 text (character 2)" in answer.err and "Traceback" not in answer.err
+
+
+def test_a_template_that_renders_nothing_is_said(say):
+    Path("empty.jinja").write_text("")
+    answer = say("hi", "chat", "plain", "--template", "empty.jinja")
+    assert answer.code == 3 and "empty.jinja renders this conversation as an empty text" in answer.err
+
+
 def test_another_template_than_that_of_the_training_is_refused(say):
     """Naming both hashes, unless a flag says otherwise."""
 

@@ -78,6 +78,7 @@ def test_a_stop_string_ends_the_text_before_it(telamon, here):
         (["--import", "no_such_module", "p"], "no_such_module"),
         (["--run", "nigt", "p"], "no run at nigt (a folder with a config.yaml); runs in runs/: night"),
         (["--run", "text", "p"], "no run at text"),
+        (["--run", "", "p"], "no run at '' (a folder"),
         (["p" * 300], "do not fit the 64 tokens the model was trained on"),
         (["p", "--max-tokens", "100"], "--max-tokens can be at most 62"),
         (["p", "--max-tokens", "0"], "max_tokens=0"),

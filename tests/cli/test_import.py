@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +44,28 @@ def test_a_folder_becomes_a_run_that_generates(telamon, here, model):
     assert os.listdir("runs") == ["tiny-llama"]
     text = telamon("generate", "--run", "tiny-llama", "def main(", "--max-tokens", "5", "--greedy")
     assert text.code == 0 and text.out.startswith("def main(") and "5 tokens" in text.err
+
+
+def test_the_last_line_says_what_the_run_is_good_for(telamon, here, model):
+    """A chat where there is a template; without a tokenizer, no command that would need one."""
+    shutil.copytree(model, "talker")
+    Path("talker/chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    assert telamon("import", "talker").out.splitlines()[-1] == "runs/talker is ready: telamon chat runs/talker"
+    shutil.copytree(model, "mute", ignore=shutil.ignore_patterns("tokenizer*"))
+    answer = telamon("import", "mute")
+    assert "there is no tokenizer.json" in answer.out
+    assert answer.out.splitlines()[-1].startswith("runs/mute is ready: telamon export runs/mute FOLDER")
+    refused = telamon("generate", "--run", "mute", "hi")
+    assert refused.code == 2 and refused.err == (
+        "runs/mute was imported without a tokenizer; put the model's tokenizer.json into runs/mute/tokenizer\n"
+    )
+    shutil.copytree(Path("runs/talker/tokenizer"), "runs/mute/tokenizer")  # the way out works
+    assert telamon("generate", "--run", "mute", "hi", "--max-tokens", "2").code == 0
+
+
+def test_an_empty_source_is_no_folder(telamon, here):
+    answer = telamon("import", "")
+    assert answer.code == 2 and answer.err.startswith("SRC is empty; a model to import is a folder")
 
 
 def test_an_import_is_not_resumed_as_if_it_had_not_saved_yet(telamon, here, model):

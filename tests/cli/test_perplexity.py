@@ -50,6 +50,9 @@ def test_windows_are_as_asked(telamon):
     other = json.loads(telamon(*words, "--context", "16", "--stride", "8", "--end").out)
     assert (other["context"], other["stride"], other["tokens"]) == (16, 8, plain["tokens"] + 1)
     assert other["windows"] > plain["windows"] and other["loss"] != plain["loss"]
+    several = telamon("perplexity", "night", "text.txt", "--context", "16", "--stride", "8", "--end")
+    assert f" in {other['windows']} windows of 16 tokens, 8 apart; " in several.out
+    assert several.err.splitlines() == ["runs/night, step 2: text.txt"]  # no bar where there is no terminal
 
 
 def test_what_cannot_be_measured_is_refused(telamon):

@@ -249,8 +249,19 @@ def test_a_template_that_cannot_be_used_is_refused(folder: Path, template: Any, 
 
 
 def test_a_file_that_is_no_template_is_refused(tmp_path: Path):
-    for content in (None, b"\xff\xfe"):
-        if content:
-            (tmp_path / "t.jinja").write_bytes(content)
-        with pytest.raises(ConfigError, match=r"t\.jinja cannot be read"):
-            read_template(tmp_path / "t.jinja")
+    with pytest.raises(ConfigError, match=r"t\.jinja cannot be read: No such file or directory$"):
+        read_template(tmp_path / "t.jinja")
+    (tmp_path / "t.jinja").write_bytes(b"a\xff\xfe")
+    with pytest.raises(ConfigError, match=r"t\.jinja is not UTF-8 text \(byte 1\)$"):
+        read_template(tmp_path / "t.jinja")
+
+
+def test_a_template_that_leaves_out_what_the_assistant_says_ends_no_turn():
+    assert inline("").end_of_turn is None
+    assert inline("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}").end_of_turn is None
+
+
+def test_a_message_that_is_not_text_is_refused():
+    """Bytes of a terminal or a pipe that are not UTF-8 arrive as lone surrogates."""
+    with pytest.raises(DataError, match=r"not UTF-8 text \(character 2\)"):
+        encoder("chatml").prompt([{"role": "user", "content": b"a\xff".decode("utf-8", "surrogateescape")}])

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,7 @@ def chat(
     telamon chat small
     telamon chat small --system "You answer in one sentence." --top-p 0.9
     echo "What is the capital of France?" | telamon chat small --greedy
-    telamon chat first --template chatml.jinja         # for a run without a template
+    telamon chat first --template chatml.jinja      # for a run without one
     ```
     """
     from telamon.infer.chat import QUIT, RESET, chat_with, converse
@@ -66,5 +67,7 @@ def _typed() -> str | None:
 
 
 def _piped() -> Callable[[], str | None]:
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # the chat says which message is not text
     lines = iter(sys.stdin)
     return lambda: next((line.rstrip("\r\n") for line in lines), None)

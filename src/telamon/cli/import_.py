@@ -33,16 +33,16 @@ def import_(
     Repositories come through `huggingface_hub`: `HF_TOKEN`, `HF_ENDPOINT` and `HF_HOME` hold.
 
     ```
-    telamon import HuggingFaceTB/SmolLM2-135M-Instruct     # makes runs/SmolLM2-135M-Instruct
+    telamon import HuggingFaceTB/SmolLM2-135M-Instruct
     telamon import Qwen/Qwen3-0.6B runs/qwen --revision main
-    telamon import ~/models/llama-3.2-1b                   # a folder
+    telamon import ~/models/llama-3.2-1b  # a folder; makes runs/llama-3.2-1b
     telamon import model-q8_0.gguf runs/small
     telamon generate --run qwen "The capital of France is"
     ```
     """
-    from telamon.hub.importing import import_from
+    from telamon.hub.importing import import_from, next_command
     from telamon.watch.log import line, make_console
 
     console = make_console()
     made = import_from(src, run, console=console, revision=revision, overwrite=overwrite, imports=tuple(imports or ()))
-    line(console, f"{made} is ready: telamon generate --run {made} PROMPT")
+    line(console, f"{made} is ready: {next_command(made)}")

@@ -53,7 +53,8 @@ def perplexity(
     text = read_text_file(file)
     opened = open_run(find_run(run), imports=tuple(imports or ()), allow_mismatch=allow_mismatch)
     columns = (TextColumn("windows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("windows")
         found = measure(
             opened,
@@ -69,8 +70,6 @@ def perplexity(
         return
     typer.secho(f"{opened.folder}, step {opened.step}: {file}", dim=True, err=True)
     bits = "no text" if found.bits_per_byte is None else f"{found.bits_per_byte:.4f} bits per byte"
-    windows = "1 window" if found.windows == 1 else f"{found.windows:,} windows"
+    windows = "1 window" if found.windows == 1 else f"{found.windows:,} windows of {found.context:,} tokens, {found.stride:,} apart"
     typer.echo(f"perplexity {found.perplexity:.4f}, {found.loss:.4f} nats per token, {bits}")
-    typer.echo(
-        f"{found.tokens:,} tokens in {windows} of {found.context:,} tokens, {found.stride:,} apart; {found.seconds:.1f} s, compilation included"
-    )
+    typer.echo(f"{found.tokens:,} tokens in {windows}; {found.seconds:.1f} s, compilation included")

@@ -101,7 +101,10 @@ class ChatEncoder:
             last = self.conversation([{"role": "user", "content": "x"}, {"role": _ASSISTANT, "content": "x"}])
         except DataError:
             return None
-        after = last.ids[np.flatnonzero(last.mask)[-1] :][:2]  # a block may end before the token that ends the turn
+        written = np.flatnonzero(last.mask)
+        if not len(written):  # a template that leaves out what the assistant says
+            return None
+        after = last.ids[written[-1] :][:2]  # a block may end before the token that ends the turn
         return next((int(token) for token in after if self.tokenizer.token_bytes[token] == 0), None)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, **variables: Any) -> str:
@@ -114,6 +117,8 @@ class ChatEncoder:
     def _protected(self, value: Any) -> Any:
         """The value with a mark behind every letter of the special tokens that its texts spell: however a template cuts them, none comes out."""
         if isinstance(value, str):
+            if (odd := re.search("[\ud800-\udfff]", value)) is not None:  # how Python keeps bytes that are not UTF-8
+                raise DataError(f"a message is not UTF-8 text (character {odd.start() + 1:,}); convert it first: {value[:60]!r}")
             if not value.isascii() and unmarked(value) != value:
                 raise DataError(f"a message holds one of the characters U+FDD0 to U+FDD3, which Unicode keeps out of texts: {value[:60]!r}")
             return self._spelling.sub(lambda found: "".join(letter + LETTERS for letter in found[0]), value)

@@ -142,8 +142,10 @@ def read_template(file: Path, *, beside: Path | None = None) -> ChatTemplate:
     """
     try:
         source = _read(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template {file} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"the chat template {file} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the chat template {file} is not UTF-8 text (byte {error.start:,})") from error
     template = ChatTemplate({DEFAULT: source}, _tokens(beside or file.parent), f"the chat template {file}")
     template.check()
     return template

@@ -19,7 +19,7 @@ from telamon.data.chat_template import find_template
 from telamon.data.tokenizer import load_tokenizer
 from telamon.errors import ConfigError
 from telamon.hub.matching import Match, match_tensors
-from telamon.hub.opening import open_source
+from telamon.hub.opening import FORMS, open_source
 from telamon.hub.record import HfRecord
 from telamon.hub.safetensors_folder import GENERATION_CONFIG, read_json
 from telamon.hub.source import TensorSource, numpy_dtype
@@ -78,6 +78,8 @@ def import_from(
     Raises:
         ConfigError, DataError, CheckpointError: as `open_source` and `import_model` do.
     """
+    if not src:
+        raise ConfigError(f"SRC is empty; {FORMS}")
     path = Path(src).expanduser()
     run = run or Path("runs", path.stem if path.suffix == ".gguf" else path.absolute().name)
     check_free(run, overwrite=overwrite, mark=CONFIG)  # before anything is downloaded
@@ -85,6 +87,14 @@ def import_from(
     with open_source(src, revision=revision) as source:
         import_model(source, run, console=console, overwrite=overwrite, imports=imports)
     return run
+
+
+def next_command(run: Path) -> str:
+    """What an imported run is good for first: a chat where it has a template, a text where it has a tokenizer."""
+    text = TextRecord.read(str(run))
+    if text is None:
+        return f"telamon export {run} FOLDER, or train.init_from={run} in a run of your own"
+    return f"telamon generate --run {run} PROMPT" if text.chat_template is None else f"telamon chat {run}"
 
 
 def import_model(source: TensorSource, run: Path, *, console: "Console", overwrite: bool = False, imports: tuple[str, ...] = ()) -> None:
@@ -138,7 +148,10 @@ def _say(console: "Console", source: TensorSource, plan: _Plan) -> None:
     if skipped:
         line(console, f"  {len(skipped)} tensors that the text model does not need are left out, such as {skipped[0]}")
     if "tokenizer.json" not in source.assets:
-        line(console, "  there is no tokenizer.json: the model can be exported and trained on, but `telamon generate` will need one")
+        line(
+            console,
+            f"  there is no tokenizer.json: the model can be exported and trained on, and writes once its run has one in {TOKENIZER}/",
+        )
 
 
 def _copy_weights(source: TensorSource, plan: _Plan, checkpoints: Path, transfer: Transfer) -> None:

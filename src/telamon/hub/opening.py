@@ -8,10 +8,11 @@ from telamon.errors import ConfigError, DataError
 from telamon.hub.source import TensorSource
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_FORMS = (
+FORMS = (
     "a model to import is a folder with config.json and safetensors files, a .gguf file, or a repository of the Hugging Face Hub "
     "such as Qwen/Qwen3-0.6B"
 )
+"""What can be imported, for messages."""
 
 
 def open_source(src: str, *, revision: str | None = None) -> TensorSource:
@@ -32,7 +33,7 @@ def open_source(src: str, *, revision: str | None = None) -> TensorSource:
         return _open_path(path)
     if _REPOSITORY.fullmatch(src) and path.suffix != ".gguf":
         return _open_repository(src, path, revision)
-    raise ConfigError(f"there is no {src}{_did_you_mean(path)}; {_FORMS}")
+    raise ConfigError(f"there is no {src}{_did_you_mean(path)}; {FORMS}")
 
 
 def _open_path(path: Path) -> TensorSource:
@@ -46,7 +47,7 @@ def _open_path(path: Path) -> TensorSource:
         return GgufFile(path)
     if path.suffix in (".safetensors", ".json"):
         raise ConfigError(f"{path} is one file of a model; name its folder, {path.parent}")
-    raise ConfigError(f"{path} is a file of another kind; {_FORMS}")
+    raise ConfigError(f"{path} is a file of another kind; {FORMS}")
 
 
 def _open_repository(src: str, path: Path, revision: str | None) -> TensorSource:

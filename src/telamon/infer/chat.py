@@ -6,7 +6,7 @@ from typing import Any
 from telamon.data.chat import ChatEncoder
 from telamon.data.chat_template import FILE
 from telamon.data.tokenizer import TextTokenizer
-from telamon.errors import ConfigError, TelamonError
+from telamon.errors import ConfigError, DataError, TelamonError
 from telamon.infer.engine import Generator
 from telamon.infer.run import OpenedRun
 from telamon.infer.sampling import Sampling
@@ -57,10 +57,12 @@ class Chat:
 
         Raises:
             ConfigError: the conversation fills the context; it stays as it was.
-            DataError: the template refuses the conversation; it stays as it was.
+            DataError: the message is not text, or the template refuses the conversation; it stays as it was.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         ids = self._encoder.prompt(asked)
+        if not ids:
+            raise DataError(f"{self._encoder.template.origin} renders this conversation as an empty text, which a model cannot continue")
         room = self._context - len(ids)
         if room < 1:
             raise ConfigError(

@@ -69,11 +69,11 @@ def find_run(run: str | None, *, root: str = "runs") -> str:
     if is_url(run):
         return run
     for folder in (Path(run), Path(root) / run):
-        if (folder / CONFIG).is_file():
+        if run and (folder / CONFIG).is_file():
             return str(folder)
     near = get_close_matches(Path(run).name, names, 3) or names[-3:]
     hint = f"runs in {root}/: {', '.join(near)}" if near else f"{root}/ holds no run"
-    raise ConfigError(f"no run at {run} (a folder with a {CONFIG}); {hint}")
+    raise ConfigError(f"no run at {run or repr(run)} (a folder with a {CONFIG}); {hint}")
 
 
 def open_run(folder: str, *, imports: tuple[str, ...] = (), template: Path | None = None, allow_mismatch: bool = False) -> OpenedRun:
@@ -116,6 +116,8 @@ def _text(folder: str, config: RunConfig, template: Path | None) -> tuple[Tokeni
     if place is None:
         if all(source.kind == "synthetic" for source in config.data.sources):
             return IdTokenizer(config.model.vocab_size), None
+        if read_text(join(folder, HF_RECORD)) is not None:
+            raise ConfigError(f"{folder} was imported without a tokenizer; put the model's tokenizer.json into {join(folder, TOKENIZER)}")
         raise ConfigError(f"{folder} holds no {TOKENIZER}; training writes it, so this run was damaged or stopped before its first step")
     tokenizer = load_tokenizer(str(place))
     if template is not None:
