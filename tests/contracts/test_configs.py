@@ -134,3 +134,71 @@ def test_gemma_1_files_that_say_gelu_mean_the_tanh_form():
 def test_theta_is_the_files_and_not_the_familys():
     qwen: Any = config_from_hf(fixtures.load("qwen3").config | {"rope_parameters": {"rope_type": "default", "rope_theta": 123_456.0}})
     assert qwen.rope_theta == 123_456.0
+
+
+def test_the_head_of_a_text_model_within_another_is_as_the_whole_says():
+    """Transformers writes the class's own default, a tied head, into the part even where the whole has a head of its own."""
+    whole = fixtures.load("gemma3-conditional").config
+    for of_whole, of_part in [(False, True), (True, False), (False, False), (True, True)]:
+        raw = whole | {"tie_word_embeddings": of_whole, "text_config": whole["text_config"] | {"tie_word_embeddings": of_part}}
+        assert config_from_hf(raw).tie_embeddings is of_whole
+    said_by_none = {name: value for name, value in whole.items() if name != "tie_word_embeddings"}
+    assert config_from_hf(said_by_none).tie_embeddings
+
+
+def test_what_is_said_around_a_text_model_is_refused_by_name_too():
+    whole = fixtures.load("gemma3-conditional").config
+    with pytest.raises(ConfigError, match=r"config.json: not known here: quantization=\{'bits': 4\}"):
+        config_from_hf(whole | {"quantization": {"bits": 4}})
+
+
+def test_gemma_3_as_transformers_writes_it_when_its_layers_are_all_of_one_type():
+    """The two dictionaries of rotary positions then have a pair of entries beside them that nothing reads."""
+    raw = fixtures.load("gemma3").config
+    beside = {"rope_theta": None, "rope_type": "default"}
+    assert config_from_hf(raw | {"rope_parameters": raw["rope_parameters"] | beside}) == config_from_hf(raw)
+    with pytest.raises(ConfigError, match=r"rope_parameters=.*a dictionary for full_attention and one for sliding_attention is needed"):
+        config_from_hf(raw | {"rope_parameters": raw["rope_parameters"] | {"rope_theta": 1e4}})
+
+
+def test_gemma_2_files_that_say_their_window_twice_say_it_alike():
+    raw = fixtures.load("gemma2").config
+    window = raw["sliding_window"]
+    assert config_from_hf(raw | {"sliding_window_size": window}) == config_from_hf(raw)
+    with pytest.raises(ConfigError, match=f"sliding_window_size={window + 1} cannot be read; .* say sliding_window twice: {window}"):
+        config_from_hf(raw | {"sliding_window_size": window + 1})
+
+
+@pytest.mark.parametrize(
+    ("fixture", "kv_heads", "positions"),
+    [
+        ("llama-mha", None, 2048),
+        ("mistral", 8, 131_072),
+        ("qwen2", 32, 32_768),
+        ("qwen3", 32, 32_768),
+        ("gemma", 16, 8192),
+        ("gemma2", 4, 8192),
+        ("gemma3", 4, 131_072),
+        ("olmo2", None, 2048),
+        ("olmo3", None, 2048),
+    ],
+)
+def test_key_value_heads_and_positions_that_a_file_leaves_out(fixture: str, kv_heads: int | None, positions: int):
+    """What the family's class in transformers takes; none: as many as there are query heads, as where a file says null."""
+    raw = fixtures.load(fixture).config | {"num_attention_heads": 64, "head_dim": 4}
+    raw = {name: value for name, value in raw.items() if name not in ("num_key_value_heads", "max_position_embeddings")}
+    left_out: Any = config_from_hf(raw)
+    assert (left_out.n_kv_heads, left_out.max_positions) == (kv_heads or 64, positions)
+    null: Any = config_from_hf(raw | {"num_key_value_heads": None})
+    assert null.n_kv_heads == 64
+
+
+def test_yarn_without_an_original_length_starts_from_the_length_the_family_has():
+    raw = {name: value for name, value in LLAMA.items() if name != "max_position_embeddings"}
+    llama: Any = config_from_hf(raw | {"rope_parameters": YARN})
+    assert llama.rope_scaling.original_length == 2048
+
+
+def test_how_old_files_say_that_tokens_are_drawn_does_not_stand_in_the_way():
+    older = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 4096, "_flash_attn_2_enabled": True, "tokenizer_class": "X"}
+    assert config_from_hf(LLAMA | older) == config_from_hf(LLAMA)

@@ -54,7 +54,7 @@ class DenseSizes(HfFamily):
     norm_eps: Annotated[float, Field(gt=0)] = Field(default=1e-6, description="Epsilon of the norms.")
 
     hf_names: ClassVar[Names] = PRE_NORM_NAMES
-    hf_defaults: ClassVar[dict[str, Any]] = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+    hf_defaults: ClassVar[dict[str, Any]] = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}
     hf_activation: ClassVar[tuple[str, ...]] = ("hidden_act", "silu")
     """Attribute for the activation, and the values that stand for the family's own; the first is written."""
 

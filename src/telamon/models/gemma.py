@@ -44,6 +44,7 @@ class GemmaConfig(OptionalBias):
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
         "head_dim": 256,
+        "num_key_value_heads": 16,
         "max_position_embeddings": 8192,
     }
     # Early files say gelu; the model was trained with the tanh form.
@@ -118,6 +119,7 @@ class Gemma2Config(SandwichSizes):
     attention_softcap: Capped = Field(default=50.0, description="Scores go through cap * tanh(score / cap); none: as they are.")
     final_softcap: Capped = Field(default=30.0, description="Logits go through cap * tanh(logit / cap); none: as they are.")
 
+    hf_defaults: ClassVar[dict[str, Any]] = GemmaConfig.hf_defaults | {"num_key_value_heads": 4}
     hf_model_types: ClassVar[tuple[str, ...]] = ("gemma2",)
     hf_architecture: ClassVar[str] = "Gemma2ForCausalLM"
     hf_period: ClassVar[int] = 2
@@ -133,6 +135,7 @@ class Gemma2Config(SandwichSizes):
     @classmethod
     def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
         """See `DenseSizes`."""
+        hf.must_be("sliding_window_size", hf.get("sliding_window", 4096), because="files of 9b and 27b say sliding_window twice")
         caps = {"attention_softcap": hf.get("attn_logit_softcapping", 50.0), "final_softcap": hf.get("final_logit_softcapping", 30.0)}
         return super().read_hf(hf) | caps
 
@@ -165,6 +168,10 @@ class Gemma3Config(SandwichSizes):
         "model.language_model.": "model.",
         "language_model.lm_head.": "lm_head.",
     }
+    hf_around: ClassVar[tuple[str, ...]] = (
+        *("vision_config", "mm_tokens_per_image", "image_token_index", "boi_token_index", "eoi_token_index"),
+        *("image_token_id", "boi_token_id", "eoi_token_id"),
+    )
     hf_skipped: ClassVar[tuple[str, ...]] = (r"(model\.)?vision_tower\..*", r"(model\.)?multi_modal_projector\..*")
     # The text part of 4b to 27b says only what differs from transformers' defaults.
     hf_defaults: ClassVar[dict[str, Any]] = GemmaConfig.hf_defaults | {
@@ -208,6 +215,9 @@ class Gemma3Config(SandwichSizes):
 def _read_two_ropes(hf: HfAttributes) -> dict[str, Any]:
     """Global and local rotary positions, in the old spelling or the new one (a dictionary by type of layer)."""
     by_type = hf.get("rope_parameters", None) or {}
+    if by_type.get("rope_theta") is None and by_type.get("rope_type", "default") == "default":
+        # Transformers writes these beside the two where a model's layers are all of one type, and reads them nowhere.
+        by_type = {kind: values for kind, values in by_type.items() if kind not in ("rope_theta", "rope_type")}
     for kind in by_type:
         if kind not in ("full_attention", "sliding_attention"):
             raise hf.refuse("rope_parameters", by_type, "a dictionary for full_attention and one for sliding_attention is needed")

@@ -33,8 +33,7 @@ def config_from_hf(raw: Mapping[str, Any], *, source: str = "config.json") -> Hf
     if architectures and not set(known) & set(architectures):
         raise ConfigError(f"{source}: architectures={architectures} cannot be read; of model_type {raw['model_type']}: {', '.join(known)}")
     if isinstance(text := raw.get("text_config"), Mapping):
-        # The text model's own words count; what only the whole says of both holds for the text too.
-        raw = {name: raw[name] for name in ("tie_word_embeddings",) if name in raw} | dict(text)
+        raw = _text_model(raw, text, cls, source)
     hf = HfAttributes(raw, source=source, defaults=cls.hf_defaults)
     try:
         config = cls.from_hf(hf)
@@ -44,6 +43,16 @@ def config_from_hf(raw: Mapping[str, Any], *, source: str = "config.json") -> Hf
         raise ConfigError(f"{source}: {field}{first['msg'].removeprefix('Value error, ')}") from error
     hf.finish()
     return config
+
+
+def _text_model(raw: Mapping[str, Any], text: Mapping[str, Any], cls: type[HfFamily], source: str) -> dict[str, Any]:
+    """The text model's attributes within those of a larger one, whose own are harmless or refused too."""
+    around = HfAttributes(raw, source=source, defaults=cls.hf_defaults)
+    around.harmless("text_config", *cls.hf_around)
+    # The head belongs to the whole: transformers writes what the text model would do by itself into its part, and does not obey it.
+    tied = around.get("tie_word_embeddings")
+    around.finish()
+    return dict(text) | {"tie_word_embeddings": tied}
 
 
 def _family(raw: Mapping[str, Any], source: str) -> type[HfFamily]:

@@ -33,8 +33,37 @@ HARMLESS = {
     "transformers.js_config": "of use to a browser alone",
     "unsloth_version": "a record",
     "unsloth_fixed": "a record",
+    "name_or_path": "a record",
+    "_commit_hash": "a record",
+    "_num_labels": "of use to classifiers alone",
+    "num_labels": "of use to classifiers alone",
+    "finetuning_task": "of use to classifiers alone",
+    "tokenizer_class": "the tokenizer's own files say it",
+    "prefix": "of use to pipelines alone",
+    "task_specific_params": "of use to pipelines alone",
+    "output_past": "generation always keeps a cache",
+    "gradient_checkpointing": "training chooses its own",
+    "torchscript": "of use to transformers alone",
+    "pruned_heads": "weights are as they are stored",
+    "use_bfloat16": "of use to TensorFlow alone",
+    "tf_legacy_loss": "of use to TensorFlow alone",
+    "tie_encoder_decoder": "there is no encoder",
+    "decoder_start_token_id": "there is no encoder",
+    "cross_attention_hidden_size": "there is no encoder",
+    "sep_token_id": "carried along in the tokenizer's files",
+    "_attn_implementation": "of use to transformers alone",
+    "_flash_attn_2_enabled": "of use to transformers alone",
 }
 """Attributes that change no number of the forward pass, and why."""
+
+GENERATION = (
+    *("bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size"),
+    *("encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id"),
+    *("forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams"),
+    *("num_return_sequences", "output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate"),
+    *("suppress_tokens", "temperature", "top_k", "top_p", "typical_p"),
+)
+"""How tokens are drawn, which files from before generation_config.json say beside the model; transformers drops them here as well."""
 
 _NO_DEFAULT = object()
 
@@ -120,4 +149,4 @@ class HfAttributes(Values):
 
     def __init__(self, raw: Mapping[str, Any], *, source: str, defaults: Mapping[str, Any] | None = None):
         super().__init__(raw, where=source, defaults=defaults)
-        self.harmless(*HARMLESS)
+        self.harmless(*HARMLESS, *GENERATION)

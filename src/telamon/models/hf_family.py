@@ -24,6 +24,8 @@ class HfFamily(ModelConfig, abc.ABC):
     """Other classes whose files can be read."""
     hf_defaults: ClassVar[dict[str, Any]] = {}
     """What transformers takes for attributes that a config.json leaves out."""
+    hf_around: ClassVar[tuple[str, ...]] = ()
+    """Attributes of a larger model that has the text model within it, which change nothing of the latter."""
     hf_names: ClassVar[Names]
     """Which tensor holds which weight; entries that a model has no weight for are not used."""
     hf_prefixes: ClassVar[dict[str, str]] = {}

@@ -34,7 +34,7 @@ def read_parameters(hf: HfAttributes, values: Values, *, theta: float) -> dict[s
 
 
 def _read_scaling(hf: HfAttributes, values: Values, kind: str) -> RopeScaling | None:
-    longest = hf.get("max_position_embeddings", None)
+    longest = hf.get("max_position_embeddings")
     if kind == "default":
         # Left over from an edit of the file; transformers ignores them as well.
         for name in ("factor", _ORIGINAL):

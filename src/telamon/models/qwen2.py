@@ -15,6 +15,8 @@ class QwenSizes(OptionalWindow):
 
     rope_theta: Annotated[float, Field(gt=0)] = Field(default=1_000_000.0, description="Base of the rotary wavelengths.")
 
+    hf_defaults: ClassVar[dict[str, Any]] = OptionalWindow.hf_defaults | {"num_key_value_heads": 32, "max_position_embeddings": 32_768}
+
     @classmethod
     def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
         """See `DenseSizes`."""

@@ -19,7 +19,7 @@ class Qwen3Config(QwenSizes, OptionalBias):
     hf_model_types: ClassVar[tuple[str, ...]] = ("qwen3",)
     hf_architecture: ClassVar[str] = "Qwen3ForCausalLM"
     # A file without head_dim means 128, whatever the width.
-    hf_defaults: ClassVar[dict[str, Any]] = OptionalBias.hf_defaults | {"head_dim": 128}
+    hf_defaults: ClassVar[dict[str, Any]] = QwenSizes.hf_defaults | {"head_dim": 128}
 
     def attention(self, *, windowed: bool = False) -> AttentionConfig:
         """Adds the norms of queries and keys."""
