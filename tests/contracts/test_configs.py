@@ -1,5 +1,6 @@
 """config.json of every family: both spellings, the way back, and refusals by name."""
 
+from collections.abc import Iterator, Set
 from typing import Any
 
 import checkpoints
@@ -202,3 +203,45 @@ def test_yarn_without_an_original_length_starts_from_the_length_the_family_has()
 def test_how_old_files_say_that_tokens_are_drawn_does_not_stand_in_the_way():
     older = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 4096, "_flash_attn_2_enabled": True, "tokenizer_class": "X"}
     assert config_from_hf(LLAMA | older) == config_from_hf(LLAMA)
+
+
+ODD: list[Any] = [
+    None,
+    "",
+    "x",
+    -1,
+    0,
+    1.5,
+    float("nan"),
+    float("inf"),
+    True,
+    [],
+    [1],
+    {},
+    {"a": 1},
+    {"rope_type": "yarn"},
+    {"type": "llama3"},
+]
+SAID_SELDOM = {
+    *("architectures", "quantization_config", "layer_types", "max_window_layers", "query_pre_attn_scalar", "rope_local_base_freq"),
+    *("rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "sliding_window_pattern", "text_config", "use_sliding_window"),
+}
+
+
+@pytest.mark.parametrize("model_type", ONE_EACH)
+def test_any_value_of_any_attribute_is_read_or_refused_with_a_reason(model_type: str):
+    """A damaged or hand-made file is no reason for a traceback."""
+    raw = fixtures.load(ONE_EACH[model_type]).config
+    for changed in _oddly(raw, SAID_SELDOM):
+        try:
+            config_from_hf(changed)
+        except ConfigError as error:
+            assert str(error).startswith("config.json"), changed
+
+
+def _oddly(raw: dict[str, Any], names: Set[str] = frozenset()) -> Iterator[dict[str, Any]]:
+    """The dictionary with one value after the other replaced by each odd one, in the dictionaries within it too."""
+    for name in sorted(names | set(raw)):
+        yield from (raw | {name: value} for value in ODD)
+        if isinstance(raw.get(name), dict) and name != "vision_config":
+            yield from (raw | {name: inner} for inner in _oddly(raw[name]))

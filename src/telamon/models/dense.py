@@ -216,11 +216,11 @@ class OptionalWindow(DenseSizes):
     def read_layers(cls, hf: HfAttributes, *, window: int | None, slides: Callable[[int], bool]) -> dict[str, Any]:
         """Window and pattern from `layer_types`, or where the file lacks it from what transformers would make (`slides` of a layer)."""
         count = hf.size("num_hidden_layers")
-        types = hf.get("layer_types")
+        types = hf.listed("layer_types")
         if types is None:
             letters = "".join("S" if window is not None and slides(i) else "G" for i in range(count))
         else:
-            letters = "".join(_LETTERS.get(kind, "?") for kind in types)
+            letters = "".join(_LETTERS.get(str(kind), "?") for kind in types)
             if "?" in letters:
                 raise hf.refuse("layer_types", types[letters.index("?")], f"known layers: {', '.join(_LETTERS)}")
             if len(types) != count:

@@ -92,10 +92,9 @@ class SandwichSizes(OptionalWindow, GemmaConfig):
     def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
         """See `DenseSizes`."""
         hf.must_be("hidden_act", "gelu_pytorch_tanh", because="the family has this activation alone")
-        period = hf.get("sliding_window_pattern", None) or hf.get("_sliding_window_pattern", None) or cls.hf_period
-        hf.harmless("_sliding_window_pattern")
+        period = hf.size("sliding_window_pattern", hf.size("_sliding_window_pattern", cls.hf_period))
         layers = cls.read_layers(hf, window=hf.get("sliding_window", 4096), slides=lambda layer: (layer + 1) % period != 0)
-        return super().read_hf(hf) | layers | {"query_pre_attn_scalar": float(hf.get("query_pre_attn_scalar", 256))}
+        return super().read_hf(hf) | layers | {"query_pre_attn_scalar": hf.number("query_pre_attn_scalar", 256.0)}
 
     def to_hf(self) -> dict[str, Any]:
         """See `DenseSizes`."""
@@ -214,17 +213,18 @@ class Gemma3Config(SandwichSizes):
 
 def _read_two_ropes(hf: HfAttributes) -> dict[str, Any]:
     """Global and local rotary positions, in the old spelling or the new one (a dictionary by type of layer)."""
-    by_type = hf.get("rope_parameters", None) or {}
+    by_type = hf.dictionary("rope_parameters")
     if by_type.get("rope_theta") is None and by_type.get("rope_type", "default") == "default":
         # Transformers writes these beside the two where a model's layers are all of one type, and reads them nowhere.
         by_type = {kind: values for kind, values in by_type.items() if kind not in ("rope_theta", "rope_type")}
     for kind in by_type:
         if kind not in ("full_attention", "sliding_attention"):
             raise hf.refuse("rope_parameters", by_type, "a dictionary for full_attention and one for sliding_attention is needed")
-    wide = {**by_type.get("full_attention", {}), **(hf.get("rope_scaling", None) or {})}
-    fields = read_parameters(hf, hf.inner("rope_parameters", wide), theta=hf.get("rope_theta", None) or 1_000_000.0)
-    narrow = by_type.get("sliding_attention", {})
-    local = read_parameters(hf, hf.inner("rope_parameters", narrow), theta=hf.get("rope_local_base_freq", None) or 10_000.0)
+    kinds = hf.inner("rope_parameters", by_type)
+    wide = {**kinds.dictionary("full_attention"), **hf.dictionary("rope_scaling")}
+    fields = read_parameters(hf, hf.inner("rope_parameters", wide), theta=hf.number("rope_theta", 1_000_000.0))
+    narrow = kinds.dictionary("sliding_attention")
+    local = read_parameters(hf, hf.inner("rope_parameters", narrow), theta=hf.number("rope_local_base_freq", 10_000.0))
     if local["rope_scaling"] is not None:
         raise hf.refuse("rope_parameters", narrow, "sliding layers are not stretched")
     return fields | {"rope_local_theta": local["rope_theta"]}

@@ -23,14 +23,15 @@ def config_from_hf(raw: Mapping[str, Any], *, source: str = "config.json") -> Hf
         ConfigError: no family reads this `model_type`, or an attribute is missing, out of range or not known; it is named.
     """
     cls = _family(raw, source)
-    if raw.get("quantization_config"):
-        kind = raw["quantization_config"].get("quant_method", "?")
+    whole = HfAttributes(raw, source=source)
+    if quantised := whole.dictionary("quantization_config"):
+        kind = quantised.get("quant_method", "?")
         raise ConfigError(
             f"{source}: quantization_config says the weights are quantised ({kind}); convert them to bfloat16 or float32 first"
         )
-    architectures = raw.get("architectures") or []
+    architectures = whole.listed("architectures")
     known = (cls.hf_architecture, *cls.hf_architectures)
-    if architectures and not set(known) & set(architectures):
+    if architectures and not any(name in known for name in architectures):
         raise ConfigError(f"{source}: architectures={architectures} cannot be read; of model_type {raw['model_type']}: {', '.join(known)}")
     if isinstance(text := raw.get("text_config"), Mapping):
         raw = _text_model(raw, text, cls, source)

@@ -1,5 +1,6 @@
 """Hugging Face's config.json: every attribute is used, harmless for a reason, or refused by name."""
 
+import math
 from collections.abc import Mapping
 from copy import copy
 from difflib import get_close_matches
@@ -90,19 +91,37 @@ class Values:
         fallback = self._defaults.get(name) if default is _NO_DEFAULT else default
         return self._raw.get(name, fallback)
 
-    def size(self, name: str) -> int:
-        """A positive integer that has to be there."""
-        value = self.get(name)
+    def size(self, name: str, default: Any = _NO_DEFAULT) -> Any:
+        """A positive integer. With a default, the file need not state it: the default is for null too."""
+        value = self.get(name) if default is _NO_DEFAULT else self.get(name, default)
+        if value is None and default is not _NO_DEFAULT:
+            return default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.refuse(name, value, "a positive whole number is needed") if name in self._raw else self._lacking(name)
         return value
 
-    def number(self, name: str) -> float:
-        """A number that has to be there."""
-        value = self.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool):
+    def number(self, name: str, default: Any = _NO_DEFAULT) -> Any:
+        """A finite number, as a float; for the default see `size`."""
+        value = self.get(name) if default is _NO_DEFAULT else self.get(name, default)
+        if value is None and default is not _NO_DEFAULT:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             raise self.refuse(name, value, "a number is needed") if name in self._raw else self._lacking(name)
         return float(value)
+
+    def dictionary(self, name: str) -> Mapping[str, Any]:
+        """A dictionary, empty where the file has none."""
+        value = self.get(name, None)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.refuse(name, value, "a dictionary is needed")
+        return value or {}
+
+    def listed(self, name: str) -> list[Any] | None:
+        """A list; None where the file has none."""
+        value = self.get(name, None)
+        if value is not None and not isinstance(value, list):
+            raise self.refuse(name, value, "a list is needed")
+        return value
 
     def must_be(self, name: str, *allowed: Any, because: str) -> None:
         """Refuse another value than these; null and absence are taken for them."""

@@ -14,9 +14,9 @@ _ORIGINAL = "original_max_position_embeddings"
 
 def read_rope(hf: HfAttributes) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling`, as fields of `DenseSizes`, of a model whose layers all have the same rotary positions."""
-    parameters, scaling = hf.get("rope_parameters", None), hf.get("rope_scaling", None)
-    values = hf.inner("rope_scaling" if scaling else "rope_parameters", scaling or parameters or {})
-    return read_parameters(hf, values, theta=hf.get("rope_theta", None) or 10_000.0)
+    parameters, scaling = hf.dictionary("rope_parameters"), hf.dictionary("rope_scaling")
+    values = hf.inner("rope_scaling" if scaling else "rope_parameters", scaling or parameters)
+    return read_parameters(hf, values, theta=hf.number("rope_theta", 10_000.0))
 
 
 def read_parameters(hf: HfAttributes, values: Values, *, theta: float) -> dict[str, Any]:
@@ -27,14 +27,13 @@ def read_parameters(hf: HfAttributes, values: Values, *, theta: float) -> dict[s
     values.must_be("partial_rotary_factor", 1.0, because="this family turns whole heads")
     kind = values.get("rope_type", None) or values.get("type", None) or "default"
     values.get("type", None)  # some files say it twice
-    stated = values.get("rope_theta", None)
+    stated = values.number("rope_theta", theta)
     scaling = _read_scaling(hf, values, kind)
     values.finish()
-    return {"rope_theta": float(theta if stated is None else stated), "rope_scaling": scaling}
+    return {"rope_theta": stated, "rope_scaling": scaling}
 
 
 def _read_scaling(hf: HfAttributes, values: Values, kind: str) -> RopeScaling | None:
-    longest = hf.get("max_position_embeddings")
     if kind == "default":
         # Left over from an edit of the file; transformers ignores them as well.
         for name in ("factor", _ORIGINAL):
@@ -48,22 +47,27 @@ def _read_scaling(hf: HfAttributes, values: Values, kind: str) -> RopeScaling | 
             factor=values.number("factor"),
             low_freq_factor=values.number("low_freq_factor"),
             high_freq_factor=values.number("high_freq_factor"),
-            original_length=values.get(_ORIGINAL, None) or longest,
+            original_length=_original_length(hf, values),
         )
     if kind == "yarn":
-        original = values.get(_ORIGINAL, None) or longest
-        factor = values.get("factor", None)
+        original, factor = _original_length(hf, values), values.number("factor", None)
         return YarnScaling(
-            factor=float(longest / original if factor is None else factor),
+            factor=hf.size("max_position_embeddings") / original if factor is None else factor,
             original_length=original,
-            beta_fast=float(values.get("beta_fast", None) or 32),
-            beta_slow=float(values.get("beta_slow", None) or 1),
+            beta_fast=values.number("beta_fast", None) or 32.0,
+            beta_slow=values.number("beta_slow", None) or 1.0,
             truncate=values.get("truncate", True),
             attention_factor=values.get("attention_factor", None),
             mscale=values.get("mscale", None),
             mscale_all_dim=values.get("mscale_all_dim", None),
         )
     raise values.refuse("rope_type", kind, "rotary types that are built: default, linear, llama3, yarn")
+
+
+def _original_length(hf: HfAttributes, values: Values) -> int:
+    """What is stated, or the model's length."""
+    stated = values.size(_ORIGINAL, None)
+    return hf.size("max_position_embeddings") if stated is None else stated
 
 
 def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
