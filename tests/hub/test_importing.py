@@ -24,7 +24,9 @@ from telamon.hub import importing, whole_folder
 from telamon.hub.exporting import export_run
 from telamon.hub.importing import import_model
 from telamon.hub.opening import open_source
+from telamon.hub.record import token_ids
 from telamon.hub.safetensors_folder import SafetensorsFolder
+from telamon.infer.run import ends_of_text
 from telamon.infer.text_record import TextRecord
 
 BF16 = ml_dtypes.bfloat16
@@ -59,6 +61,23 @@ def test_the_tokenizer_and_template_that_the_weights_know_are_recorded(bring):
     tokenizer = train_bpe(["the cat sat on the mat"], vocab_size=280)
     run = bring(llama_tensors(), files={"tokenizer.json": tokenizer.to_json(), "chat_template.jinja": "{{ messages }}"})
     assert TextRecord.read(str(run)) == TextRecord(tokenizer.hash, hashlib.sha256(b"{{ messages }}").hexdigest())
+
+
+@pytest.mark.parametrize(
+    ("within", "around"), [({}, {"eos_token_id": [2, 7]}), ({"eos_token_id": [2, 7]}, {}), ({"eos_token_id": 1}, {"eos_token_id": [2, 7]})]
+)
+def test_tokens_that_end_a_text_are_taken_from_the_config_where_no_generation_config_names_them(within, around):
+    assert token_ids({"vocab_size": 8, **around, "text_config": within}) == {"eos_token_id": [2, 7]}
+
+
+def test_a_model_without_a_generation_config_ends_where_its_config_says(bring, tmp_path, screen):
+    tokenizer = train_bpe(["the cat sat on the mat"], vocab_size=280)
+    run = bring(
+        llama_tensors(), llama_config() | {"eos_token_id": [2, 7], "pad_token_id": 3}, files={"tokenizer.json": tokenizer.to_json()}
+    )
+    assert ends_of_text(str(run), tokenizer) == {1, 2, 7}
+    export_run(str(run), tmp_path / "export", console=screen)
+    assert json.loads((tmp_path / "export" / "config.json").read_text())["eos_token_id"] == [2, 7]
 
 
 def back(run, tmp_path, screen, **more):
@@ -257,7 +276,9 @@ def test_a_disk_that_fills_on_the_way_leaves_nothing(tmp_path):
 CLI = "from telamon.cli.main import main; main()"
 SLOW = f"""
 import time
+from telamon.hub.record import token_ids
 from telamon.hub.safetensors_folder import SafetensorsFolder
+from telamon.infer.run import ends_of_text
 read = SafetensorsFolder.read
 def slow(source, name):
     time.sleep(0.2)

@@ -245,3 +245,21 @@ def test_what_is_none_of_the_three_forms_is_told_them(tmp_path, monkeypatch, src
 def test_a_revision_of_a_local_path_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"--revision v1 names a state of a repository, and .* is a local path"):
         open_source(str(tmp_path), revision="v1")
+
+
+def test_a_link_to_a_file_that_is_gone_is_called_one(tmp_path):
+    """As a cache leaves it that was cleaned up by hand."""
+    folder = write_folder(tmp_path / "model", {"a": np.zeros(3, np.float32)}, CONFIG)
+    (folder / "model.safetensors").rename(tmp_path / "blob")
+    (folder / "model.safetensors").symlink_to("../blob")
+    assert SafetensorsFolder(folder).tensors.keys() == {"a"}
+    (tmp_path / "blob").unlink()
+    refused(folder, r"index.json: model.safetensors is a link to ../blob, which is not there; fetch the file again")
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_json_that_is_nested_without_end_is_refused(tmp_path, file):
+    folder = write_folder(tmp_path / "model", {"a": np.zeros(3, np.float32)}, CONFIG)
+    text = b"[" * 100_000
+    (folder / file).write_bytes(text if file == "config.json" else len(text).to_bytes(8, "little") + text)
+    refused(folder, f"{file} is not ")

@@ -110,3 +110,16 @@ def test_a_disk_that_is_too_small_is_told_both_sizes(tmp_path, monkeypatch):
     check_space(tmp_path / "deep" / "out", 1_500_000)
     with pytest.raises(CheckpointError, match=r"out needs 2.0 MB of disk, and 1.5 MB are free there; free some space"):
         check_space(tmp_path / "deep" / "out", 2_000_000)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_to_another_disk_stays_a_link(tmp_path, there):
+    (tmp_path / "disk").mkdir()
+    if there:
+        (tmp_path / "disk" / "out").mkdir()
+    (tmp_path / "out").symlink_to("disk/out")
+    with whole_folder(check_free(tmp_path / "out", overwrite=False, mark="config.json")) as folder:
+        (folder / "config.json").write_text("new")
+    assert (tmp_path / "out").is_symlink()
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["out"]
+    assert (tmp_path / "out" / "config.json").read_text() == "new"

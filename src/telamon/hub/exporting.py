@@ -15,7 +15,7 @@ from telamon.config.schema import RunConfig
 from telamon.data.chat_template import find_template
 from telamon.data.tokenizer import load_tokenizer
 from telamon.errors import ConfigError
-from telamon.hub.record import HfRecord
+from telamon.hub.record import HfRecord, token_ids
 from telamon.hub.safetensors_folder import CONFIG, GENERATION_CONFIG, INDEX, WEIGHTS, read_json
 from telamon.hub.safetensors_writer import SafetensorsWriter
 from telamon.hub.source import TensorInfo, numpy_dtype
@@ -42,7 +42,6 @@ SHARD_BYTES = 5_000_000_000
 """Most bytes of tensors in a file, where nothing else is asked for."""
 
 _SPARE = 1 << 22
-_CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id")
 _UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "": 1.0}
 
 
@@ -220,7 +219,7 @@ def generation_beside(tokenizer: Path | None) -> dict[str, Any]:
 def _write_settings(folder: Path, tokenizer: Path | None, config: RunConfig, record: HfRecord | None, plan: _Plan) -> None:
     """Everything but the weights."""
     if record is not None:
-        ids = {name: record.config[name] for name in _CARRIED if name in record.config}
+        ids = token_ids(record.config)
         generation = record.generation_config
         if tokenizer is not None:
             copy_tokenizer(tokenizer, folder)

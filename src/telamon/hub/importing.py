@@ -1,5 +1,6 @@
 """A model of another format becomes a run: its weights a checkpoint, tensor by tensor and in the type they came in."""
 
+import json
 import shutil
 from collections import defaultdict
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from telamon.data.tokenizer import load_tokenizer
 from telamon.errors import ConfigError
 from telamon.hub.matching import Match, match_tensors
 from telamon.hub.opening import FORMS, open_source
-from telamon.hub.record import HfRecord
+from telamon.hub.record import HfRecord, token_ids
 from telamon.hub.safetensors_folder import GENERATION_CONFIG, read_json
 from telamon.hub.source import TensorSource, numpy_dtype
 from telamon.hub.transfer import Transfer, say_expected_peak
@@ -176,6 +177,10 @@ def _copy_assets(source: TensorSource, folder: Path) -> None:
             target = folder / TOKENIZER / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
+    ids = token_ids(source.config)
+    if ids and "tokenizer.json" in source.assets and GENERATION_CONFIG not in source.assets:
+        # Files from before generation_config.json say in config.json which tokens end a text; transformers reads them there too.
+        (folder / TOKENIZER / GENERATION_CONFIG).write_text(json.dumps(ids) + "\n", encoding="utf-8")
 
 
 def _record_text(folder: Path, console: "Console") -> None:

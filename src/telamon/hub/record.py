@@ -1,6 +1,7 @@
 """hf.json of a run: where an imported model came from, and what an export of it needs beside the config and the weights."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -8,6 +9,15 @@ from typing import Any, Self
 from telamon.errors import DataError
 from telamon.infer.run import HF_RECORD
 from telamon.watch.files import join, read_text
+
+_CARRIED = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def token_ids(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config.json says of special tokens; a model with a text model within it may say it there."""
+    text = config.get("text_config")
+    said = {**(text if isinstance(text, Mapping) else {}), **config}
+    return {name: said[name] for name in _CARRIED if name in said}
 
 
 @dataclass(frozen=True)

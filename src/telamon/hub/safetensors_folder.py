@@ -105,6 +105,9 @@ class SafetensorsFolder:
         raise DataError(f"{self._folder} has neither {WEIGHTS} nor {INDEX}{self._what_instead()}")
 
     def _what_instead(self) -> str:
+        gone = sorted(name for name in (WEIGHTS, INDEX) if (self._folder / name).is_symlink())
+        if gone:
+            return f": {gone[0]} is a link to {(self._folder / gone[0]).readlink()}, which is not there; fetch the file again"
         pickles = sorted(path.name for path in self._folder.glob("*.bin"))
         if pickles:
             return (
@@ -164,7 +167,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise DataError(f"{path} holds no JSON object")

@@ -82,7 +82,7 @@ def _read_json(path: Path) -> tuple[dict[str, Any], int]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not a safetensors file, or damaged: its header is no JSON ({error}); fetch the file again") from error
     if not isinstance(header, dict):
         raise DataError(f"{path} is not a safetensors file: its header is no JSON object")

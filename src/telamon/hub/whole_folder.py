@@ -11,7 +11,7 @@ from telamon.watch.log import human_bytes
 
 
 def check_free(destination: Path, *, overwrite: bool, mark: str) -> Path:
-    """The destination's absolute path, if a folder can be made there.
+    """The destination's path, absolute and where links lead, if a folder can be made there.
 
     Args:
         destination: the folder to be.
@@ -21,7 +21,7 @@ def check_free(destination: Path, *, overwrite: bool, mark: str) -> Path:
     Raises:
         ConfigError: something is in the way.
     """
-    path = Path(os.path.abspath(destination.expanduser()))
+    path = Path(os.path.realpath(destination.expanduser()))  # a link to a folder on another disk stays, and the folder is made there
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return path
     if not path.is_dir():
