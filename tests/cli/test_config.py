@@ -81,7 +81,10 @@ def test_from_maxtext_writes_a_run_that_can_be_trained_and_says_what_is_lost(tel
     assert "scan_layers=false: the layers always run under one scan" in shown.err
     written = telamon("config", "from-maxtext", theirs, *words, "--output", ours)
     assert written.code == 0 and written.out == "" and ours.read_text(encoding="utf-8") == shown.out
+    assert written.err.splitlines()[-1] == f"{ours} is written"
     assert telamon("train", ours, "--dry-run").code == 0
+    refused = telamon("config", "from-maxtext", theirs, "--output", tmp_path)
+    assert refused.code == 2 and refused.err == f"cannot write {tmp_path}: Is a directory; choose another --output\n"
 
 
 def test_from_maxtext_refuses_a_word_that_maxtext_does_not_know(telamon):

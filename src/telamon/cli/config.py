@@ -126,7 +126,9 @@ def from_maxtext(
     if output is None:
         typer.echo(converted.text(), nl=False)
     else:
-        write_text(output, converted.text())
+        write_text(output, converted.text(), advice="choose another --output")
     notes = Console(stderr=True, soft_wrap=True)
     for note in converted.notes:
         notes.print(Text(str(note)))
+    if output is not None:
+        notes.print(Text(f"{output} is written", style="dim"))

@@ -18,8 +18,11 @@ def join(folder: str | os.PathLike[str], *parts: str) -> str:
     return "/".join([os.fspath(folder).rstrip("/"), *parts]) if is_url(folder) else os.path.join(folder, *parts)
 
 
+_OF_A_RUN = "choose another run.root or free some space"
+
+
 @contextmanager
-def writing(path: str | os.PathLike[str], advice: str = "choose another run.root or free some space") -> Iterator[None]:
+def writing(path: str | os.PathLike[str], advice: str = _OF_A_RUN) -> Iterator[None]:
     """Turn a failure to write `path` into a ConfigError that names it."""
     try:
         yield
@@ -27,13 +30,13 @@ def writing(path: str | os.PathLike[str], advice: str = "choose another run.root
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
+def write_text(path: str | os.PathLike[str], text: str, *, advice: str = _OF_A_RUN) -> None:
     """Write a whole file so that a reader sees the old text or the new one, never a part.
 
     Raises:
-        ConfigError: the file cannot be written; the message names it.
+        ConfigError: the file cannot be written; the message names it and ends with `advice`.
     """
-    with writing(path):
+    with writing(path, advice):
         if is_url(path):
             import fsspec
 
