@@ -59,6 +59,9 @@ def test_the_last_line_says_what_the_run_is_good_for(telamon, here, model):
     assert refused.code == 2 and refused.err == (
         "runs/mute was imported without a tokenizer; put the model's tokenizer.json into runs/mute/tokenizer\n"
     )
+    own = ("data.sources=[{kind: text, path: talker/*.json}]", "watch.peak_tflops=1.0", "watch.progress=false")
+    refused = telamon("train", "train.init_from=runs/mute", *own)
+    assert refused.code == 2 and "train.init_from=runs/mute was imported without a tokenizer" in refused.err
     shutil.copytree(Path("runs/talker/tokenizer"), "runs/mute/tokenizer")  # the way out works
     assert telamon("generate", "--run", "mute", "hi", "--max-tokens", "2").code == 0
 

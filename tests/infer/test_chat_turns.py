@@ -130,7 +130,7 @@ def opened(encoder, template, tokenizer=None):
         folder="runs/one",
         tokenizer=tokenizer or encoder.tokenizer,
         template=template,
-        config=SimpleNamespace(train=SimpleNamespace(seq_len=64)),
+        context=64,
         generator=lambda also_ends: asked.append(set(also_ends)),
     )
     return run, asked

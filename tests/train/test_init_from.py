@@ -1,5 +1,7 @@
 """A new run that begins with another one's weights."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import yaml
 
 from telamon.config.load import load_run
 from telamon.errors import CheckpointError, ConfigError
+from telamon.infer.run import open_run
 from telamon.train import loop
 from telamon.train.job import make_job
 from telamon.train.start import begin
@@ -76,9 +79,24 @@ def test_a_preset_of_other_sizes_is_refused(first):
         load_run(None, [f"train.init_from={first[0]}", "model.preset=tiny-qwen3"])
 
 
-def test_what_is_no_run_is_refused(tmp_path, first):
+def test_texts_may_be_as_long_as_those_the_weights_have_seen(first):
+    """Short rows to train on do not make a model forget that it was made for long texts."""
+    folder, _ = first
+    config = load_run(folder).config
+    made_for = config.model_copy(update={"model": config.model.model_copy(update={"max_positions": 8192})})
+    begun = made_for.model_copy(update={"train": config.train.model_copy(update={"init_from": str(folder)})})
+    assert open_run(str(folder)).context == replace(open_run(str(folder)), config=made_for).context == 32
+    assert replace(open_run(str(folder)), config=begun).context == 8192
+
+
+def test_what_is_no_run_is_refused(tmp_path, first, monkeypatch):
     with pytest.raises(ConfigError, match=r"train.init_from=.*: no run there"):
         load_run(None, [f"train.init_from={tmp_path}"])
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "config.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"train.init_from='first': no run there .*; did you mean runs/first\?"):
+        load_run(None, ["train.init_from=first"])
     (tmp_path / "config.yaml").write_text((first[0] / "config.yaml").read_text())
     job = make_job(load_run(None, [f"train.init_from={tmp_path}", "train.seq_len=32", "train.batch_size=8"]).config)
     with pytest.raises(CheckpointError, match="there is no whole checkpoint to begin with"):

@@ -47,7 +47,7 @@ def generate(
         sampling=sampling,
         stop=[_unescape(text) for text in stop or ()],
         seed=seed,
-        context=opened.config.train.seq_len,
+        context=opened.context,
         on_text=screen.add,
     )
     screen.close()

@@ -185,7 +185,9 @@ def _without_model(layer: Layer) -> Layer:
 def _begun_config(run: Any) -> RunConfig:
     file = f"{str(run).rstrip('/')}/config.yaml"
     if not isinstance(run, str) or ("://" not in run and not Path(file).is_file()):
-        raise ConfigError(f"train.init_from={messages.show(run)}: no run there (no config.yaml); name a run's folder, such as runs/first")
+        named = isinstance(run, str) and run and Path("runs", run, "config.yaml").is_file()
+        hint = f"did you mean runs/{run}?" if named else "name a run's folder, such as runs/first"
+        raise ConfigError(f"train.init_from={messages.show(run)}: no run there (no config.yaml); {hint}")
     return load_run(file).config
 
 

@@ -218,15 +218,15 @@ def generation_beside(tokenizer: Path | None) -> dict[str, Any]:
 
 def _write_settings(folder: Path, tokenizer: Path | None, config: RunConfig, record: HfRecord | None, plan: _Plan) -> None:
     """Everything but the weights."""
+    longest = plan.model.max_positions or config.train.seq_len
     if record is not None:
         ids = token_ids(record.config)
         generation = record.generation_config
         if tokenizer is not None:
             copy_tokenizer(tokenizer, folder)
     else:
-        ids = {} if tokenizer is None else write_tokenizer(tokenizer, folder, longest=config.train.seq_len).attributes()
+        ids = {} if tokenizer is None else write_tokenizer(tokenizer, folder, longest=longest).attributes()
         generation = {**ids, **generation_beside(tokenizer)} or None
-    longest = plan.model.max_positions or config.train.seq_len
     attributes = plan.model.model_copy(update={"max_positions": longest}).to_hf()
     # The older spelling of `dtype`, which every version of transformers and vLLM reads.
     _write_json(folder / CONFIG, {**attributes, **ids, "torch_dtype": _main_type(plan)})

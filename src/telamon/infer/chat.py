@@ -114,7 +114,7 @@ def chat_with(
     return Chat(
         opened.generator(also_ends=ends),
         encoder,
-        context=opened.config.train.seq_len,
+        context=opened.context,
         max_tokens=max_tokens,
         sampling=sampling,
         seed=seed,

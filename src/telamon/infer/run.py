@@ -45,6 +45,15 @@ class OpenedRun:
     ends: frozenset[int]
     """Tokens that end a text."""
 
+    @property
+    def context(self) -> int:
+        """Most tokens of a text: the rows that the weights have seen.
+
+        Where they began as another model's, these are not only the rows of this run, which may be short; then it is what the model is made for.
+        """
+        rows, made_for = self.config.train.seq_len, self.config.model.max_positions
+        return rows if self.config.train.init_from is None or made_for is None else max(rows, made_for)
+
     def generator(self, *, also_ends: Iterable[int] = ()) -> Generator:
         """The model as one that writes, and stops at `ends` and at these tokens."""
         return Generator(self.model, self.weights, eos_ids=self.ends | set(also_ends), vocab_size=self.tokenizer.vocab_size, mesh=self.mesh)

@@ -14,15 +14,15 @@ from telamon.config.schema import RunConfig
 from telamon.data.chat_template import configured_template
 from telamon.data.loader import ArithmeticLoader, Loader, open_loader
 from telamon.data.tokenizer import TextTokenizer
-from telamon.errors import CheckpointError
-from telamon.infer.run import GENERATION
+from telamon.errors import CheckpointError, ConfigError
+from telamon.infer.run import GENERATION, HF_RECORD
 from telamon.infer.text_record import TextRecord
 from telamon.train.job import Job
 from telamon.train.recorder import History
 from telamon.train.run_dir import CHECKPOINTS, TOKENIZER, RunDirectory
 from telamon.train.schedule import describe_schedule
 from telamon.train.state import TrainState
-from telamon.watch.files import is_url, join, write_text
+from telamon.watch.files import is_url, join, read_text, write_text
 from telamon.watch.log import banner, facts, human_bytes, line
 
 
@@ -55,8 +55,10 @@ def describe_job(job: Job) -> dict[str, str]:
 def open_data(config: RunConfig, run: RunDirectory, console: Console, *, allow_mismatch: bool = False) -> ArithmeticLoader:
     """Open the data, and save what they are in the run.
 
-    Raises ConfigError where the weights to go on with were trained with another tokenizer or chat template, unless `allow_mismatch`.
+    Raises ConfigError where the weights to go on with know another tokenizer or chat template, unless `allow_mismatch`.
     """
+    if not allow_mismatch:
+        _refuse_new_tokenizer(config)
     loader = open_loader(config, process_index=jax.process_index(), process_count=jax.process_count())
     template = configured_template(config.data.tokenizer)
     text = TextRecord.of(loader.tokenizer, template)
@@ -89,6 +91,19 @@ def _carry_generation(tokenizer: str | None, folder: Path) -> None:
         beside = (given if given.is_dir() else given.parent) / GENERATION
         if beside.is_file() and beside.parent.resolve() != folder.resolve():
             shutil.copyfile(beside, folder / GENERATION)
+
+
+def _refuse_new_tokenizer(config: RunConfig) -> None:
+    """An imported model without a tokenizer knows ids all the same; those of a tokenizer trained now mean nothing to it."""
+    run = config.train.init_from
+    text = any(source.kind != "synthetic" for source in config.data.sources)
+    if run is None or config.data.tokenizer.path is not None or not text:
+        return
+    if TextRecord.read(run) is None and read_text(join(run, HF_RECORD)) is not None:
+        raise ConfigError(
+            f"train.init_from={run} was imported without a tokenizer, and its weights do not know the ids of one that is trained now; name the "
+            "model's own in data.tokenizer.path, or go on all the same with --allow-mismatch"
+        )
 
 
 def _check_text(now: TextRecord, run: RunDirectory, init_from: str | None) -> None:
