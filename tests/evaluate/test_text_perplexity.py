@@ -167,6 +167,13 @@ def test_a_run_of_mere_ids_and_positions_that_there_are_not_are_refused(bpe):
         perplexity(run, TEXT)
 
 
+def test_a_token_that_the_model_has_no_row_for_is_refused(bpe):
+    """A look-up beyond the table would take its last row."""
+    largest = max(bpe.encode(TEXT))
+    with pytest.raises(ConfigError, match=f"the text has the token {largest}, and the model has {largest} rows"):
+        perplexity(opened(bpe, config=tiny.run(model={"vocab_size": largest}, seq_len=16)), TEXT)
+
+
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     for content, message in ((None, "cannot be read"), (b"", "is empty"), (b"abc\xff", r"not UTF-8 text \(byte 3\)")):
         if content is not None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from telamon.checkpoint.streamed import StreamedReader
 from telamon.config import registry
 from telamon.config.load import load_run
-from telamon.data.tokenizer import train_bpe
+from telamon.data.tokenizer import load_tokenizer, train_bpe
 from telamon.errors import CheckpointError, ConfigError
 from telamon.hub.exporting import export_run, parse_size
 from telamon.hub.importing import import_from
@@ -157,6 +157,21 @@ def test_a_trained_run_exports_its_newest_weights_without_rows_that_no_token_sta
     assert table.shape[0] == settings(tmp_path / "out")["vocab_size"] == VOCABULARY
     assert np.array_equal(table, weights["embedding"][:VOCABULARY])
     assert "lm_head.weight" not in tensors and settings(tmp_path / "out")["tie_word_embeddings"] is True
+
+
+def test_what_was_trained_from_other_weights_keeps_their_rows_and_their_length(trained, tmp_path, screen):
+    """Published models have more rows than their tokenizers know, and read longer texts than they are tuned on."""
+    begun = [f"train.init_from={trained[0]}", "model.max_positions=4096", "train.seq_len=16", "run.name=second", f"run.root={tmp_path}"]
+    config = load_run(overrides=begun).config
+    run = create_run(config)
+    load_tokenizer(str(trained[0] / TOKENIZER)).export(tmp_path / "second" / TOKENIZER)
+    with run.store(config) as store:
+        store.save(1, {"weights": trained[1]}, {})
+    export_run(str(tmp_path / "second"), tmp_path / "out", console=screen)
+    table = read_folder(tmp_path / "out")["model.embed_tokens.weight"]
+    assert np.array_equal(table, trained[1]["embedding"]) and len(table) == settings(tmp_path / "out")["vocab_size"] == 320
+    assert settings(tmp_path / "out")["max_position_embeddings"] == 4096
+    assert settings(tmp_path / "out", "tokenizer_config.json")["model_max_length"] == 4096
 
 
 def test_bfloat16_is_the_nearest_to_what_was_trained(trained, tmp_path, screen):

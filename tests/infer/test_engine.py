@@ -7,6 +7,7 @@ import pytest
 
 from telamon.config.load import load_run
 from telamon.config.schema import MeshConfig
+from telamon.errors import ConfigError
 from telamon.infer.engine import Generator, pad
 from telamon.infer.sampling import RowSampling, Sampling
 from telamon.models.decoder import Numerics
@@ -139,6 +140,14 @@ def test_a_row_ends_at_any_eos_and_the_others_go_on(model, weights, generator, n
 def test_ids_beyond_the_tokenizers_are_never_drawn(model, weights):
     drawn = tokens_of(Generator(model, weights, eos_ids=(), vocab_size=40), PROMPTS, sampling=Sampling(temperature=5.0), max_tokens=60)
     assert max(map(max, drawn)) < 40
+
+
+def test_a_prompt_with_an_id_that_the_table_has_no_row_for_is_refused(model, generator):
+    """A tokenizer that grew and a table that did not; a look-up would take the last row."""
+    rows = model.spec.vocab_size
+    generator.start([[rows - 1]], max_tokens=1, sampling=GREEDY)
+    with pytest.raises(ConfigError, match=f"the text has the token {rows}, and the model has {rows} rows"):
+        generator.start([[1], [2, rows]], max_tokens=1, sampling=GREEDY)
 
 
 def test_every_row_may_have_its_own_settings(generator):

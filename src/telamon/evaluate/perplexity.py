@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from telamon.data.packing import Batch
 from telamon.data.tokenizer import TextTokenizer
 from telamon.errors import ConfigError, DataError
+from telamon.infer.engine import check_known
 from telamon.infer.run import OpenedRun
 from telamon.parallel.rules import ACTIVATION_RULES
 from telamon.train.evaluation import SUMS, add_up
@@ -84,7 +85,7 @@ def perplexity(
         on_windows: called with the windows done and their number, as it goes on.
 
     Raises:
-        ConfigError: sizes that are not possible, or a run whose data were never text.
+        ConfigError: sizes that are not possible, a run whose data were never text, or a tokenizer that knows more than the model.
         DataError: the text has no token to predict.
     """
     began = time.perf_counter()
@@ -94,6 +95,7 @@ def perplexity(
     ids = _document(opened.tokenizer, text, end=end)
     if len(ids) < 2:
         raise DataError("the text is one token, and there is none before it that could predict it; give a longer text")
+    check_known(int(ids.max()), rows=opened.model.spec.vocab_size)
     width = min(context, len(ids) - 1)
     stride = min(stride, width)
     windows = count_windows(len(ids), width=width, stride=stride)

@@ -123,7 +123,11 @@ def parse_size(text: str) -> int:
 
 
 def _with_real_rows(run: str, config: RunConfig, record: HfRecord | None) -> HfFamily:
-    """The model without the rows of its vocabulary that no token stands for; an import keeps those it came with."""
+    """The model without the rows of its vocabulary that no token stands for.
+
+    An import keeps those it came with, and so does what was trained from it: published models have more rows than their tokenizers know,
+    and what is done with a model and its fine-tunes together needs them of one size.
+    """
     model = config.model
     # One that only inherits a Hugging Face form would be written as the model it was derived from, and read as such.
     if not isinstance(model, HfFamily) or type(model) not in hf_families().values():
@@ -132,7 +136,7 @@ def _with_real_rows(run: str, config: RunConfig, record: HfRecord | None) -> HfF
             "hf_model_types gives it one"
         )
     tokenizer = _tokenizer_of(run, config)
-    if record is not None or tokenizer is None:
+    if record is not None or config.train.init_from is not None or tokenizer is None:
         return model
     return model.model_copy(update={"vocab_size": min(model.vocab_size, load_tokenizer(str(tokenizer)).vocab_size)})
 

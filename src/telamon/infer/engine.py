@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from telamon.errors import ConfigError
 from telamon.infer.sampling import RowSampling, Sampling, row_keys, sample
 from telamon.models.decoder import Cache
 from telamon.models.weights import Model, Weights
@@ -59,6 +60,7 @@ class Generator:
     def __init__(self, model: Model, weights: Weights, *, eos_ids: Iterable[int], vocab_size: int | None = None, mesh: Mesh | None = None):
         self.weights = _matrices_as(model, weights)
         self._mesh = mesh
+        self._known = model.spec.vocab_size
         self._eos = tuple(sorted(set(eos_ids)))
         self._prefill = jax.jit(functools.partial(_prefill, model), static_argnames="length")
         steps = functools.partial(_decode, model, eos_ids=self._eos, vocab_size=vocab_size or model.spec.vocab_size)
@@ -79,8 +81,12 @@ class Generator:
             max_tokens: most tokens a row gets.
             sampling: for all rows, or one a row.
             seed: the same seed and prompt give the same tokens, whatever else is in the batch.
+
+        Raises:
+            ConfigError: a prompt has an id that the model has no row for.
         """
         assert prompts and all(prompts) and max_tokens > 0
+        check_known(max(map(max, prompts)), rows=self._known)
         tokens, mask = pad(prompts, rows=self._rows(len(prompts)), width=_up(max(map(len, prompts)), _PROMPT_STEP))
         each = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
         spare = len(tokens) - len(prompts)
@@ -166,6 +172,15 @@ class Session:
             elif self._left == 0:
                 self.finish[row] = "length"
             self.tokens[row] += drawn
+
+
+def check_known(largest: int, *, rows: int) -> None:
+    """Raise ConfigError where the largest id of a text has no row in the model's table; a look-up would take the last row for it."""
+    if largest >= rows:
+        raise ConfigError(
+            f"the text has the token {largest}, and the model has {rows:,} rows in its table (model.vocab_size): the tokenizer knows more "
+            "tokens than the model; remove those that were added to its tokenizer.json, or leave them out of the text"
+        )
 
 
 def pad(
