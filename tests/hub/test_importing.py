@@ -118,6 +118,17 @@ def test_a_run_holds_all_that_was_known_of_the_model(bring):
     assert config.train.seq_len == 128 and config.train.compute_dtype == "float32"
 
 
+def test_a_tokenizer_that_cannot_be_used_is_said_with_its_place_in_the_run(bring, screen):
+    run = bring(llama_tensors(), files={"tokenizer.json": "{"})
+    assert f"the tokenizer cannot be used as it is: data.tokenizer.path={run}/tokenizer/tokenizer.json: not a tokenizer" in printed(screen)
+
+
+def test_a_damaged_generation_config_is_said_before_the_weights_are_copied(bring, screen):
+    with pytest.raises(DataError, match=r"generation_config.json is not valid JSON"):
+        bring(llama_tensors(), files={"generation_config.json": "{"})
+    assert printed(screen) == ""
+
+
 def test_weights_are_stored_in_the_type_they_came_in_and_computed_in(bring):
     run = bring(llama_tensors(BF16), llama_config(torch_dtype="bfloat16"))
     assert {info.dtype for info in StreamedReader(run / "checkpoints").arrays.values()} == {"bfloat16"}

@@ -228,6 +228,7 @@ def test_tokenizer_files_are_carried_along(tmp_path):
         ("models/tiny.ggfu/", r"there is no models/tiny.ggfu/; did you mean models/tiny.gguf\?"),
         ("models/small.gguf", r"there is no models/small.gguf"),
         ("nothing", "a .gguf file, or a repository of the Hugging Face Hub such as"),
+        ("https://hub.example/Org/Model-1B/tree/main", r"did you mean Org/Model-1B\?; a model to import is"),
         ("a/b/c", "there is no a/b/c; a model to import is a folder"),
         ("models/notes.txt", "models/notes.txt is a file of another kind"),
         ("models/model.safetensors", "is one file of a model; name its folder, models"),

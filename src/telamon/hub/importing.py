@@ -112,14 +112,15 @@ def import_model(source: TensorSource, run: Path, *, console: "Console", overwri
     plan = _plan(source)
     sizes = {name: source.tensors[name].nbytes for name in plan.match.tensors}
     check_space(run, sum(sizes.values()) + _SPARE)
+    record = _record(source, plan)  # before the weights, which take long
     _say(console, source, plan)
     say_expected_peak(console, sizes.values())
     with whole_folder(run) as folder:
         with Transfer(console, "import", sum(sizes.values())) as transfer:
             _copy_weights(source, plan, folder / CHECKPOINTS, transfer)
         _copy_assets(source, folder)
-        _record_text(folder, console)
-        _record(source, plan).write(folder)
+        _record_text(folder, run, console)
+        record.write(folder)
         (folder / CONFIG).write_text(to_yaml(_run_config(source, plan, imports)), encoding="utf-8")  # last: it makes a folder a run
 
 
@@ -183,13 +184,13 @@ def _copy_assets(source: TensorSource, folder: Path) -> None:
         (folder / TOKENIZER / GENERATION_CONFIG).write_text(json.dumps(ids) + "\n", encoding="utf-8")
 
 
-def _record_text(folder: Path, console: "Console") -> None:
+def _record_text(folder: Path, run: Path, console: "Console") -> None:
     """Write down which tokenizer and chat template the weights know, where there are any that can be used."""
     if (folder / TOKENIZER / "tokenizer.json").is_file():
         try:
             TextRecord.of(load_tokenizer(str(folder / TOKENIZER)), find_template(folder / TOKENIZER)).write(str(folder))
         except ConfigError as error:
-            line(console, f"  the tokenizer cannot be used as it is: {error}")
+            line(console, f"  the tokenizer cannot be used as it is: {error}".replace(str(folder), str(run)))  # where it will be
 
 
 def _record(source: TensorSource, plan: _Plan) -> HfRecord:

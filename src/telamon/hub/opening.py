@@ -8,6 +8,8 @@ from telamon.errors import ConfigError, DataError
 from telamon.hub.source import TensorSource
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_PAGE = re.compile(rf"https?://[^/]+/({_REPOSITORY.pattern})(?:/|$)")
+"""The address of a repository's page, as a browser shows it."""
 FORMS = (
     "a model to import is a folder with config.json and safetensors files, a .gguf file, or a repository of the Hugging Face Hub "
     "such as Qwen/Qwen3-0.6B"
@@ -33,7 +35,9 @@ def open_source(src: str, *, revision: str | None = None) -> TensorSource:
         return _open_path(path)
     if _REPOSITORY.fullmatch(src) and path.suffix != ".gguf":
         return _open_repository(src, path, revision)
-    raise ConfigError(f"there is no {src}{_did_you_mean(path)}; {FORMS}")
+    page = _PAGE.match(src)
+    hint = f"; did you mean {page[1]}?" if page else _did_you_mean(path)
+    raise ConfigError(f"there is no {src}{hint}; {FORMS}")
 
 
 def _open_path(path: Path) -> TensorSource:
