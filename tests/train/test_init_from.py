@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import yaml
 
-from telamon.config.load import load_run
+from telamon.checkpoint.store import CheckpointStore
+from telamon.config.load import load_run, to_yaml
 from telamon.errors import CheckpointError, ConfigError
 from telamon.infer.run import open_run
 from telamon.train import loop
@@ -49,6 +50,33 @@ def test_a_run_begins_with_the_weights_and_nothing_else(first):
     assert int(state.step) == 0
     for ours, theirs in zip(jax.tree.leaves(state.optimizer), moments, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_tables_get_the_spare_rows_that_a_mesh_needs(first, tmp_path):
+    """A vocabulary of any size is split over any mesh, and back again without them."""
+    folder, _ = first
+    plain = _table(folder, "run.name=plain")
+    padded = _table(folder, "run.name=padded", "model.vocab_multiple=768", "mesh.tensor=2", save=tmp_path / "padded")
+    assert len(plain) == 512 and len(padded) == 768
+    np.testing.assert_array_equal(padded[: len(plain)], plain)
+    assert not padded[len(plain) :].any()
+    np.testing.assert_array_equal(_table(tmp_path / "padded", "model.vocab_multiple=1"), plain)
+
+
+def _table(begun, *overrides, save=None):
+    """The embedding of a run that begins with the weights of another."""
+    config = load_run(
+        None, [f"train.init_from={begun}", "train.seq_len=32", "train.batch_size=8", "model.published_parameters=none", *overrides]
+    ).config
+    job = make_job(config)
+    weights = begin(job, job.fresh_state()).weights
+    assert jax.tree.map(lambda leaf: leaf.sharding, weights) == job.model.shardings(job.mesh)
+    if save is not None:
+        save.mkdir()
+        (save / "config.yaml").write_text(to_yaml(config))
+        with CheckpointStore(save / "checkpoints") as store:
+            store.save(0, {"weights": weights}, {})
+    return np.asarray(weights["embedding"])
 
 
 @pytest.mark.parametrize("preset", ["default", "tiny"])

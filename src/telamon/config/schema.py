@@ -57,8 +57,8 @@ class ModelConfig(Section):
         default=None, description="Longest text the model is made for, in tokens, as exports say it; none: train.seq_len."
     )
 
-    beside_weights: ClassVar[frozenset[str]] = frozenset({"preset", "published_parameters", "max_positions"})
-    """Fields of whole numbers or names that weights do not depend on."""
+    beside_weights: ClassVar[frozenset[str]] = frozenset({"preset", "published_parameters", "max_positions", "vocab_multiple"})
+    """Fields of whole numbers or names that weights do not depend on, or not in what they hold: spare rows come and go."""
 
     def spec(self) -> Any:
         """The architecture that the sizes stand for, a `telamon.models.spec.ModelSpec`; every family has its own."""

@@ -82,7 +82,8 @@ def check_sharded(mesh: Mesh, *, shapes: Mapping[str, tuple[tuple[int, ...], Nam
         largest = sorted(whole, key=lambda path: -whole[path])[:3]
         raise ConfigError(
             f"{share:.1%} of the parameters would stay unsharded on mesh {dict(mesh.shape)} (limit mesh.replicated_limit={limit:.1%}): "
-            f"{', '.join(f'{path} {shapes[path][0]}' for path in largest)}; choose axis sizes that divide these, or raise the limit"
+            f"{', '.join(f'{path} {shapes[path][0]}' for path in largest)}; choose axis sizes that divide these "
+            "(model.vocab_multiple makes the rows of tables divisible), or raise the limit"
         )
 
 

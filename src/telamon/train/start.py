@@ -4,9 +4,11 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 from rich.console import Console
 
 from telamon.checkpoint.store import CheckpointStore
@@ -17,6 +19,8 @@ from telamon.data.tokenizer import TextTokenizer
 from telamon.errors import CheckpointError, ConfigError
 from telamon.infer.run import GENERATION, HF_RECORD
 from telamon.infer.text_record import TextRecord
+from telamon.models.weights import WeightInfo, Weights
+from telamon.parallel.rules import weight_sharding
 from telamon.train.job import Job
 from telamon.train.recorder import History
 from telamon.train.run_dir import CHECKPOINTS, TOKENIZER, RunDirectory
@@ -136,5 +140,36 @@ def begin(job: Job, fresh: TrainState) -> TrainState:
     if step is None:
         raise CheckpointError(f"train.init_from={run}: there is no whole checkpoint to begin with")
     with jax.set_mesh(job.mesh):
-        weights = store.restore_subtree(step, "weights", job.abstract_state.weights)
+        weights = _with_spare_rows(job, _restore_weights(job, store, step))
     return replace(fresh, weights=weights)
+
+
+def _restore_weights(job: Job, store: CheckpointStore, step: int) -> Weights:
+    """A checkpoint's weights, its tables with as many rows as they have there: `model.vocab_multiple` may be another now."""
+    saved, abstract = store.contents(step).arrays, dict(job.abstract_state.weights)
+    for name, info in _tables(job).items():
+        dim, stored = info.axes.index("vocab"), saved.get(f"weights.{name}")
+        if stored is not None and len(stored.shape) == len(info.shape) and stored.shape[dim] >= job.model.spec.vocab_size:
+            shape = (*info.shape[:dim], stored.shape[dim], *info.shape[dim + 1 :])
+            abstract[name] = jax.ShapeDtypeStruct(shape, abstract[name].dtype, sharding=weight_sharding(job.mesh, info.axes, shape))
+    return store.restore_subtree(step, "weights", abstract)
+
+
+def _with_spare_rows(job: Job, weights: Weights) -> Weights:
+    """The weights with the job's number of spare rows, zero where they are new."""
+
+    def resized(table: jax.Array, info: WeightInfo) -> jax.Array:
+        dim, real = info.axes.index("vocab"), job.model.spec.vocab_size
+        spare = [(0, info.shape[dim] - real if place == dim else 0) for place in range(table.ndim)]
+        return jnp.pad(jax.lax.slice_in_dim(table, 0, real, axis=dim), spare)
+
+    shardings = job.model.shardings(job.mesh)
+    changed = {name: info for name, info in _tables(job).items() if weights[name].shape != info.shape}
+    return weights | {
+        name: jax.jit(partial(resized, info=info), out_shardings=shardings[name])(weights[name]) for name, info in changed.items()
+    }
+
+
+def _tables(job: Job) -> dict[str, WeightInfo]:
+    """The weights with a row or column for each token."""
+    return {name: info for name, info in job.model.info.items() if isinstance(info, WeightInfo) and "vocab" in info.axes}
