@@ -85,6 +85,14 @@ def test_reset_forgets_all_but_the_system_and_quit_ends(chat):
     assert engine.prompts[1] == "<|im_start|>system\nSay ok.<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_a_command_that_is_none_is_not_said_to_the_model(chat):
+    """To people; in a pipe each line is a message. A path is one to both."""
+    made, engine = chat("a", "b")
+    written, noted = talk(made, "/help", "/etc/hosts", forgiving=True)
+    assert written == "a\n" and noted == ["there is no /help; /reset begins a new conversation, /quit ends"]
+    assert talk(made, "/help")[0] == "b\n" and len(engine.prompts) == 2
+
+
 def test_an_answer_has_at_most_so_many_tokens_and_what_the_context_leaves(chat, encoder):
     made, _ = chat("the cat sat on the mat", max_tokens=3)
     assert talk(made, "hi")[1] == ["(cut off after 3 tokens)"]

@@ -1,5 +1,6 @@
 """A conversation with a model, turn by turn."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -137,7 +138,8 @@ def converse(
         read: the next message, without its newline; none: there is none.
         write: shows a piece of an answer; a newline ends each.
         note: shows a line about the conversation.
-        forgiving: show what goes wrong with a message and go on, as for people, instead of raising it.
+        forgiving: show what goes wrong with a message and go on, as for people, instead of raising it; a command that is none is not said
+            to the model.
     """
     while (text := read()) is not None:
         command = text.strip()
@@ -146,6 +148,8 @@ def converse(
         if command == RESET:
             chat.reset()
             note("a new conversation")
+        elif forgiving and re.fullmatch("/[a-z]+", command):
+            note(f"there is no {command}; {RESET} begins a new conversation, {QUIT} ends")
         elif command:
             try:
                 completion = chat.answer(text, on_text=write)
