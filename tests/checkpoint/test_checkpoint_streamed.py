@@ -62,8 +62,12 @@ def test_a_streamed_checkpoint_is_read_by_slice_in_the_type_it_was_given(tmp_pat
 
 
 def test_the_newest_whole_checkpoint_is_read_unless_another_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no whole checkpoint yet"):
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint yet; let it train to its first"):
         StreamedReader(tmp_path)
+    write(tmp_path / "other", values(1), step=1)
+    next((tmp_path / "other").glob("*/manifest.json")).unlink()
+    with pytest.raises(CheckpointError, match="other holds no whole checkpoint: 1 damaged; train or import it anew"):
+        StreamedReader(tmp_path / "other")
     write(tmp_path, values(1), step=1)
     write(tmp_path, values(2), step=2)
     assert StreamedReader(tmp_path).step == 2

@@ -266,6 +266,12 @@ class CheckpointStore:
             _log.warning(message)
         return None
 
+    def none_whole(self, place: str) -> CheckpointError:
+        """What to raise where `latest_valid` finds none; `place` names the run or the folder."""
+        if self.skipped:
+            return CheckpointError(f"{place} holds no whole checkpoint: {len(self.skipped)} damaged; train or import it anew")
+        return CheckpointError(f"{place} holds no whole checkpoint yet; let it train to its first (checkpoint.every)")
+
     def meta(self, step: int) -> dict[str, Any]:
         """The `meta` that was saved with `step`. Raises CheckpointError as `restore` does."""
         return self.contents(step).meta

@@ -154,8 +154,7 @@ class StreamedReader:
         if step is None:
             step = store.latest_valid()
         if step is None:
-            damaged = f" ({len(store.skipped)} damaged)" if store.skipped else ""
-            raise CheckpointError(f"{directory} holds no whole checkpoint yet{damaged}; let the run go on to its first (checkpoint.every)")
+            raise store.none_whole(str(directory))
         contents = store.contents(step)
         self.step = step
         """The step's number."""

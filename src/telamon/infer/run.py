@@ -14,7 +14,7 @@ from telamon.config.load import load_run
 from telamon.config.schema import MeshConfig, RunConfig
 from telamon.data.chat_template import ChatTemplate, configured_template, find_template, read_template
 from telamon.data.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
-from telamon.errors import CheckpointError, ConfigError
+from telamon.errors import ConfigError
 from telamon.infer.engine import Generator
 from telamon.infer.text_record import TextRecord
 from telamon.models.decoder import Numerics
@@ -108,8 +108,7 @@ def open_run(folder: str, *, imports: tuple[str, ...] = (), template: Path | Non
     store = CheckpointStore(join(folder, CHECKPOINTS), readonly=True)
     step = store.latest_valid()
     if step is None:
-        damaged = f" ({len(store.skipped)} damaged)" if store.skipped else ""
-        raise CheckpointError(f"{folder} holds no whole checkpoint yet{damaged}; let it train to its first (checkpoint.every)")
+        raise store.none_whole(folder)
     keep_programs(config.run.compile_cache)
     mesh = build_mesh(MeshConfig())
     model = Model(config.model.spec(), Numerics(dtype=config.train.compute_dtype))
