@@ -15,7 +15,7 @@ def test_the_memory_a_copy_needs_is_three_times_its_largest_tensor():
     screen = io.StringIO()
     say_expected_peak(Console(file=screen, width=300), [5_000_000, 16_000_000, 1000])
     assert re.fullmatch(
-        r"memory: at most 48.0 MB beyond the process's own [\d.]+ MB \(3 times the largest tensor, 16.0 MB\)\n", screen.getvalue()
+        r"memory: at most 48.0 MB beyond the process's own [\d.]+ [MG]B \(3 times the largest tensor, 16.0 MB\)\n", screen.getvalue()
     )
 
 

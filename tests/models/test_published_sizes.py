@@ -1,5 +1,7 @@
 """Model presets against what was published of them: the number of parameters, and the sizes that are easily got wrong."""
 
+import gc
+
 import jax
 import numpy as np
 import pytest
@@ -26,10 +28,11 @@ def mixers(name: str) -> list:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_builds_a_model_of_exactly_the_published_number_of_parameters(name):
     """Counted as the sum of the tree's leaf sizes, without making one. Where publishers round, the preset states the whole number."""
+    gc.collect()  # other tests' arrays, or they would hide an allocation as they go
     model, before = preset(name), len(jax.live_arrays())
     assert model.published_parameters is not None, f"presets/models/{name}.yml needs published_parameters"
     assert Model(model.spec()).parameter_count == model.published_parameters
-    assert len(jax.live_arrays()) == before, "nothing may be allocated"
+    assert len(jax.live_arrays()) <= before, "nothing may be allocated"
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -23,6 +23,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -41,6 +42,8 @@ STATE = "state"
 _STEP = re.compile(r"step_(\d{8,})")
 _PENDING = re.compile(r"(step_\d{8,})\.pending")
 _READ_WHOLE = 1 << 22
+_REMOVALS = 20
+"""Attempts to remove a save that failed, 0.1 s apart."""
 _log = logging.getLogger(__name__)
 
 
@@ -209,11 +212,16 @@ class CheckpointStore:
         """Give the space of a failed save back now; if even that fails, the next start does it."""
         if not self._primary or step in self._whole:
             return
-        try:
-            self._remove(self.path(step))
-            self._pending(step).unlink(missing_ok=True)
-        except OSError as error:
-            _log.warning("the unfinished checkpoint %s could not be removed (%s); the next start does it", self.path(step), error)
+        for attempts_left in reversed(range(_REMOVALS)):
+            try:
+                self._remove(self.path(step))
+                self._pending(step).unlink(missing_ok=True)
+                return
+            except OSError as error:  # writers that have not failed yet may still put files there
+                if attempts_left:
+                    time.sleep(0.1)
+                else:
+                    _log.warning("the unfinished checkpoint %s could not be removed (%s); the next start does it", self.path(step), error)
 
     def _prune(self) -> None:
         committed = [step for step in self.steps() if step in self._whole or (self.path(step) / manifest.FILE_NAME).exists()]
