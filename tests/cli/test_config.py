@@ -85,6 +85,17 @@ def test_from_maxtext_writes_a_run_that_can_be_trained_and_says_what_is_lost(tel
     assert telamon("train", ours, "--dry-run").code == 0
     refused = telamon("config", "from-maxtext", theirs, "--output", tmp_path)
     assert refused.code == 2 and refused.err == f"cannot write {tmp_path}: Is a directory; choose another --output\n"
+    assert telamon("config", "from-maxtext", theirs, "--output", "").code == 2
+
+
+def test_the_name_of_a_run_is_answered_with_its_folder(telamon, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert telamon("config", "show", "first").err == "no run preset is named 'first'; there are: default, tiny\n"
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "config.yaml").touch()
+    for words in (("config", "show", "first"), ("train", "first"), ("train", "resume=first"), ("train", "train.init_from=first")):
+        answer = telamon(*words)
+        assert answer.code == 2 and answer.err.endswith("; did you mean runs/first?\n")
 
 
 def test_from_maxtext_refuses_a_word_that_maxtext_does_not_know(telamon):

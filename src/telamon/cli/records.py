@@ -29,5 +29,5 @@ def table(
     records = read_records(folder)
     if not records:
         raise ConfigError(f"no records in {folder}; make some with `telamon verify PRESET`")
-    write_text(page, render(records))
+    write_text(page, render(records), advice="choose another --page")
     typer.echo(f"{page}: {len(records)} record{'' if len(records) == 1 else 's'}")

@@ -136,7 +136,15 @@ def _read_source(source: str) -> tuple[str, Layer]:
         return path.name, Layer(f"in {source}/config.yaml", yamlio.read(path / "config.yaml"))
     if path.name != source:
         raise ConfigError(f"there is no config file and no run directory {source}")
+    hint = hint_at_run(source)
+    if hint and source not in presets.names("runs"):
+        raise ConfigError(f"no run preset is named {source!r}; {hint}")
     return source, Layer(f"in the run preset {source}", yamlio.read(presets.find("runs", source)), shipped=True)
+
+
+def hint_at_run(name: str) -> str | None:
+    """The question whether a run below runs/ is meant; none where none has this name."""
+    return f"did you mean runs/{name}?" if name and Path("runs", name, "config.yaml").is_file() else None
 
 
 def _override(text: str) -> Layer:
@@ -185,8 +193,7 @@ def _without_model(layer: Layer) -> Layer:
 def _begun_config(run: Any) -> RunConfig:
     file = f"{str(run).rstrip('/')}/config.yaml"
     if not isinstance(run, str) or ("://" not in run and not Path(file).is_file()):
-        named = isinstance(run, str) and run and Path("runs", run, "config.yaml").is_file()
-        hint = f"did you mean runs/{run}?" if named else "name a run's folder, such as runs/first"
+        hint = hint_at_run(str(run)) or "name a run's folder, such as runs/first"
         raise ConfigError(f"train.init_from={messages.show(run)}: no run there (no config.yaml); {hint}")
     return load_run(file).config
 

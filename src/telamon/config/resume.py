@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from telamon.config.explain import difference
-from telamon.config.load import Loaded, load_run
+from telamon.config.load import Loaded, hint_at_run, load_run
 from telamon.errors import ConfigError
 
 # What the saved weights and optimizer state are made for, and where the run lives. (Data that changed are the loader's to refuse.)
@@ -19,7 +19,8 @@ def load_resumed(path: str, overrides: Sequence[str] = (), *, imports: Sequence[
     """
     file = f"{path.rstrip('/')}/config.yaml"
     if "://" not in path and not Path(file).is_file():
-        raise ConfigError(f"resume={path}: no run there (no config.yaml); name a run's folder, such as resume=runs/first")
+        hint = hint_at_run(path) or "name a run's folder, such as resume=runs/first"
+        raise ConfigError(f"resume={path}: no run there (no config.yaml); {hint}")
     saved = load_run(file, imports=imports)
     now = load_run(file, overrides, imports=imports)
     for key, _, _ in difference(saved.config, now.config):

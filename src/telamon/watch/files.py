@@ -45,7 +45,7 @@ def write_text(path: str | os.PathLike[str], text: str, *, advice: str = _OF_A_R
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        part = target.parent / f".{target.name}.{os.getpid()}.part"
         try:
             part.write_text(text, encoding="utf-8")
             part.replace(target)
