@@ -245,3 +245,20 @@ def _oddly(raw: dict[str, Any], names: Set[str] = frozenset()) -> Iterator[dict[
         yield from (raw | {name: value} for value in ODD)
         if isinstance(raw.get(name), dict) and name != "vision_config":
             yield from (raw | {name: inner} for inner in _oddly(raw[name]))
+
+
+@pytest.mark.parametrize(
+    ("fixture", "changes"),
+    [
+        ("qwen2-window", {"layer_pattern": "G"}),
+        ("qwen3-window", {"layer_pattern": "GGS"}),
+        ("gemma2", {"layer_pattern": "G", "attention_softcap": None}),
+        ("gemma3", {"layer_pattern": "S", "rope_local_theta": 2e4, "query_pre_attn_scalar": 17.5, "final_softcap": 3.0}),
+        ("olmo3-yarn", {"scale_sliding_rope": True}),
+        ("olmo3-yarn", {"scale_sliding_rope": False}),
+    ],
+)
+def test_a_model_that_nobody_published_is_written_and_read_back_as_the_same(fixture: str, changes: dict[str, Any]):
+    """A window that no layer has is none."""
+    sizes = config_from_hf(fixtures.load(fixture).config).model_copy(update=changes)
+    assert config_from_hf(sizes.to_hf()).spec() == sizes.spec()

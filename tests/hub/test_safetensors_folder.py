@@ -264,3 +264,8 @@ def test_json_that_is_nested_without_end_is_refused(tmp_path, file):
     text = b"[" * 100_000
     (folder / file).write_bytes(text if file == "config.json" else len(text).to_bytes(8, "little") + text)
     refused(folder, f"{file} is not ")
+
+
+def test_a_repository_of_the_cache_is_told_where_its_model_is(tmp_path):
+    write_folder(tmp_path / "models--org--name" / "snapshots" / "abc", {"a": np.zeros(3, np.float32)}, CONFIG)
+    refused(tmp_path / "models--org--name", r"name one of its states, .*models--org--name/snapshots/abc")

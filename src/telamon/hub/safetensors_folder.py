@@ -93,6 +93,10 @@ class SafetensorsFolder:
             raise DataError(f"{self._folder} is a run of this program; `telamon export` writes it as a Hugging Face folder")
         if (self._folder / "adapter_config.json").is_file():
             raise DataError(f"{self._folder} holds an adapter, not a model; merge it into its base model and import the result")
+        if snapshots := sorted(self._folder.glob(f"snapshots/*/{CONFIG}")):
+            raise DataError(
+                f"{self._folder} is a repository in the cache of huggingface_hub; name one of its states, {snapshots[-1].parent}"
+            )
         empty = "is empty" if self._folder.is_dir() and not any(self._folder.iterdir()) else f"has no {CONFIG}"
         raise DataError(f"{self._folder} {empty}; a model folder holds {CONFIG}, and {WEIGHTS} or shards with {INDEX}")
 

@@ -27,8 +27,13 @@ class QwenSizes(OptionalWindow):
 
     def to_hf(self) -> dict[str, Any]:
         """See `DenseSizes`."""
-        slides = {"use_sliding_window": self.window is not None, "sliding_window": self.window, "layer_types": self.layer_types()}
-        return super().to_hf() | slides | {"max_window_layers": self.windowed_layers().index(True) if self.window else self.n_layers}
+        windowed = self.windowed_layers()
+        return super().to_hf() | {
+            "use_sliding_window": any(windowed),
+            "sliding_window": self.window if any(windowed) else None,
+            "layer_types": self.layer_types(),
+            "max_window_layers": windowed.index(True) if any(windowed) else self.n_layers,
+        }
 
 
 @register_family
