@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -78,6 +79,18 @@ def test_a_model_without_a_generation_config_ends_where_its_config_says(bring, t
     assert ends_of_text(str(run), tokenizer) == {1, 2, 7}
     export_run(str(run), tmp_path / "export", console=screen)
     assert json.loads((tmp_path / "export" / "config.json").read_text())["eos_token_id"] == [2, 7]
+
+
+@pytest.mark.parametrize("content", ['{"eos_token_id": "</s>"}', '{"eos_token_id": [2, {}]}', '{"eos_token_id": 2.5}', "[2]", "{2"])
+def test_what_does_not_say_where_a_text_ends_is_named(tmp_path, content):
+    tokenizer = train_bpe(["the cat sat on the mat"], vocab_size=280)
+    file = tmp_path / "tokenizer" / "generation_config.json"
+    file.parent.mkdir()
+    file.write_text('{"eos_token_id": [2, -1, 99999999999]}')
+    assert ends_of_text(str(tmp_path), tokenizer) == {1, 2}, "an id that no token has ends nothing"
+    file.write_text(content)
+    with pytest.raises(DataError, match=re.escape(str(file))):
+        ends_of_text(str(tmp_path), tokenizer)
 
 
 def back(run, tmp_path, screen, **more):

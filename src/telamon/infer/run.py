@@ -14,7 +14,7 @@ from telamon.config.load import load_run
 from telamon.config.schema import MeshConfig, RunConfig
 from telamon.data.chat_template import ChatTemplate, configured_template, find_template, read_template
 from telamon.data.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
-from telamon.errors import ConfigError
+from telamon.errors import ConfigError, DataError
 from telamon.infer.engine import Generator
 from telamon.infer.text_record import TextRecord
 from telamon.models.decoder import Numerics
@@ -134,7 +134,17 @@ def _text(folder: str, config: RunConfig, template: Path | None) -> tuple[Tokeni
 
 
 def ends_of_text(folder: str, tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that end what the model writes: a document's end, and those that an imported model's generation config names."""
-    named = json.loads(read_text(join(folder, TOKENIZER, GENERATION)) or "{}").get("eos_token_id")
-    ids = named if isinstance(named, list) else [named]
+    """Tokens that end what the model writes: a document's end, and those that an imported model's generation config names.
+
+    Raises DataError where that cannot be read.
+    """
+    file = join(folder, TOKENIZER, GENERATION)
+    try:
+        named = json.loads(read_text(file) or "{}").get("eos_token_id")
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{file} is no JSON object ({error}); put the model's own back, or remove it") from error
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(isinstance(i, int) for i in ids):
+        raise DataError(f"{file}: eos_token_id={named!r} is neither a token's id nor a list of ids; correct it, or remove it")
+    ids = [i for i in ids if 0 <= i < tokenizer.vocab_size]  # files say -1 where there is none
     return frozenset(i for i in (*ids, tokenizer.eos_id) if i is not None)
