@@ -64,6 +64,7 @@ def test_the_last_line_says_what_the_run_is_good_for(telamon, here, model):
     assert refused.code == 2 and "train.init_from=runs/mute was imported without a tokenizer" in refused.err
     shutil.copytree(Path("runs/talker/tokenizer"), "runs/mute/tokenizer")  # the way out works
     assert telamon("generate", "--run", "mute", "hi", "--max-tokens", "2").code == 0
+    assert telamon("export", "talker", "out").out.endswith(" in transformers, or vllm serve out\n")
 
 
 def test_an_empty_source_is_no_folder(telamon, here):

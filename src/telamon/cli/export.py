@@ -47,4 +47,5 @@ def export(
         allow_mismatch=allow_mismatch,
         imports=tuple(imports or ()),
     )
-    line(console, f'{dst} is ready: AutoModelForCausalLM.from_pretrained("{dst}") in transformers, or vllm serve {dst}')
+    served = f", or vllm serve {dst}" if (dst / "tokenizer.json").is_file() else ""  # which asks for a tokenizer
+    line(console, f'{dst} is ready: AutoModelForCausalLM.from_pretrained("{dst}") in transformers{served}')
