@@ -95,7 +95,7 @@ def cut_parquet(path):
 )
 def test_unreadable_data_end_with_code_3_and_name_the_file(telamon, here, make, named):
     refused(telamon("train", *QUICK, f"data.sources=[{make(here / 'input')}]"), 3, named)
-    assert not (here / "runs/one/config.yaml").exists(), "the mended command can use the run's name"
+    assert not (here / "runs/one").exists(), "the mended command can use the run's name, and nothing stays behind"
 
 
 def test_a_run_root_whose_parent_is_a_file_is_refused(telamon, here):

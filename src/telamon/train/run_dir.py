@@ -1,5 +1,6 @@
 """The directory of a run: made once, and found again to resume."""
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from telamon.config.load import to_yaml
 from telamon.config.schema import RunConfig
 from telamon.errors import ConfigError
 from telamon.infer.run import HF_RECORD
+from telamon.watch.environment import ENVIRONMENT
 from telamon.watch.files import is_url, join, read_text, write_text
 
 CONFIG = "config.yaml"
@@ -71,9 +73,13 @@ def create_run(config: RunConfig) -> RunDirectory:
 
 
 def forget_run(run: RunDirectory) -> None:
-    """Take back a new run whose data were refused, so that the mended command can use its name."""
+    """Take back a new run whose data were refused, so that the mended command can use its name and no empty run stays behind."""
     if jax.process_index() == 0 and not is_url(run.path):
         Path(run.file(CONFIG)).unlink(missing_ok=True)
+        Path(run.file(ENVIRONMENT)).unlink(missing_ok=True)
+        for folder in (run.file(CHECKPOINTS), run.path):
+            with contextlib.suppress(OSError):  # not empty: something of somebody else's is there
+                os.rmdir(folder)
 
 
 def open_run(path: str) -> RunDirectory:

@@ -39,7 +39,7 @@ def announce(console: Console, job: Job, run: RunDirectory, *, resumed: bool, fi
         line(console, f"  resumed after step {first}, its last: nothing is left to train; train.steps or train.stop_at can be set higher")
     elif resumed:
         line(console, f"  resumed after step {first}" if first else "  resumed, but no checkpoint was saved: starting from step 0")
-    facts(console, describe_job(job))
+    facts(console, describe_job(job) | ({"weights": f"those of this run after step {first}"} if first else {}))
 
 
 def describe_job(job: Job) -> dict[str, str]:
