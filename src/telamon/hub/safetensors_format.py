@@ -4,7 +4,7 @@ The library of that name reads a file by mapping it into memory, where every pag
 writes one only from tensors that are all in memory. An import or export holds one tensor at a time, so it reads and writes at offsets
 itself (`read_header` here, `safetensors_writer`); what a header may say is still the library's to judge.
 
-Source: https://huggingface.co/docs/safetensors, "Format".
+Source: the documentation of safetensors, "Format".
 """
 
 import json
