@@ -90,15 +90,17 @@ def load_run(source: str | Path | None = None, overrides: Sequence[str] = (), *,
     registry.import_plugins(run.imports if isinstance(run, RunSection) else ())
 
     begun = None if resolved else _given(own, "train.init_from", None)
-    own = [_without_model(layer) if layer.shipped and begun not in (None, "none") else layer for layer in own]
-    layers = [*_begun(begun, own), *_preset(own, resolved), *own]
+    begun = None if begun == "none" else begun
+    saved = None if begun is None else _begun_config(begun)
+    own = [_without_model(layer) if layer.shipped and saved is not None else layer for layer in own]
+    layers = [*([] if saved is None else [_begun(str(begun), saved, own)]), *_preset(own, resolved), *own]
     model = registry.family(_given(layers, "model.family", ModelConfig.model_fields["family"].default))
     merged = _merged({**_defaults(RunConfig), "model": _defaults(model)}, layers)
     loaded = Loaded(_build(merged, model, layers), name, tuple(layers))
     written = layers[1:] if resolved else layers  # a resolved file writes down every value, idle ones too
     refuse_idle(loaded, [partial(_sets, layer) for layer in written])
-    if begun not in (None, "none"):
-        _check_begun(loaded, begun)
+    if saved is not None:
+        _check_begun(loaded, str(begun), saved)
     return loaded
 
 
@@ -172,15 +174,12 @@ def _preset(own: list[Layer], resolved: bool) -> Iterator[Layer]:
     yield Layer(f"in the preset {name}", {"model": yamlio.read(presets.find("models", name))})
 
 
-def _begun(run: Any, own: list[Layer]) -> Iterator[Layer]:
+def _begun(run: str, saved: RunConfig, own: list[Layer]) -> Layer:
     """What a run takes over from the one whose weights it begins with: its model, unless a preset is named, and its tokenizer."""
-    if run is None or run == "none":
-        return
-    saved = _begun_config(run)
     values: dict[str, Any] = {} if _given(own, "model.preset", None) else {"model": plain(saved.model)}
     if "://" not in run and (Path(run) / "tokenizer").is_dir():
         values["data"] = {"tokenizer": {"path": str(Path(run) / "tokenizer")}}
-    yield Layer(f"in {run}", values)
+    return Layer(f"in {run}", values)
 
 
 def _without_model(layer: Layer) -> Layer:
@@ -198,11 +197,11 @@ def _begun_config(run: Any) -> RunConfig:
     return load_run(file).config
 
 
-def _check_begun(loaded: Loaded, run: str) -> None:
+def _check_begun(loaded: Loaded, run: str, saved: RunConfig) -> None:
     """Refuse weights of other sizes, naming both numbers and where each came from."""
-    model, saved = loaded.config.model, plain(_begun_config(run).model)
+    model, of_weights = loaded.config.model, plain(saved.model)
     for name, ours in plain(model).items():
-        theirs = saved.get(name)
+        theirs = of_weights.get(name)
         if isinstance(ours, int | str) and name not in model.beside_weights and ours != theirs:
             raise ConfigError(
                 f"model.{name}={messages.show(ours)} does not fit the weights of train.init_from={run}, which have {messages.show(theirs)}: "
