@@ -12,9 +12,10 @@ import pytest
 from telamon.config.load import load_run
 from telamon.data.chat_template import FILE, find_template
 from telamon.data.tokenizer import load_tokenizer
+from telamon.infer.run import TOKENIZER
 from telamon.infer.text_record import TextRecord
 from telamon.models.weights import Model
-from telamon.train.run_dir import TOKENIZER, create_run
+from telamon.train.run_dir import create_run
 
 CHAT = Path(__file__).parent.parent / "reference" / "chat"
 TEMPLATE = CHAT / "templates" / "chatml.jinja"

@@ -7,9 +7,10 @@ import pytest
 
 from telamon.config.load import load_run
 from telamon.data.tokenizer import train_bpe
+from telamon.infer.run import TOKENIZER
 from telamon.infer.text_record import TextRecord
 from telamon.models.weights import Model
-from telamon.train.run_dir import TOKENIZER, create_run
+from telamon.train.run_dir import create_run
 
 TEXT = "def main(argument):\n    return argument\n\nclass Thing:\n    pass\n"
 

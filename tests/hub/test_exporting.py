@@ -20,9 +20,10 @@ from telamon.errors import CheckpointError, ConfigError
 from telamon.hub.exporting import export_run, parse_size
 from telamon.hub.importing import import_from
 from telamon.hub.opening import open_source
+from telamon.infer.run import TOKENIZER
 from telamon.models.llama import LlamaConfig
 from telamon.models.weights import Model
-from telamon.train.run_dir import TOKENIZER, create_run
+from telamon.train.run_dir import create_run
 
 BF16 = ml_dtypes.bfloat16
 TEXT = "def main(argument):\n    return argument\n\nclass Thing:\n    pass\n"

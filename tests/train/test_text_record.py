@@ -14,9 +14,9 @@ from telamon.data.tokenizer import load_tokenizer
 from telamon.errors import ConfigError, DataError
 from telamon.hub.exporting import generation_beside
 from telamon.hub.tokenizer_files import write_tokenizer
-from telamon.infer.run import ends_of_text
+from telamon.infer.run import TOKENIZER, ends_of_text
 from telamon.infer.text_record import TextRecord
-from telamon.train.run_dir import TOKENIZER, RunDirectory
+from telamon.train.run_dir import RunDirectory
 from telamon.train.start import open_data
 
 CHAT = Path(__file__).parent.parent / "reference" / "chat"

@@ -14,13 +14,9 @@ from telamon.checkpoint.store import CheckpointStore
 from telamon.config.load import to_yaml
 from telamon.config.schema import RunConfig
 from telamon.errors import ConfigError
-from telamon.infer.run import HF_RECORD
+from telamon.infer.run import CHECKPOINTS, CONFIG, HF_RECORD
 from telamon.watch.environment import ENVIRONMENT
 from telamon.watch.files import is_url, join, read_text, write_text
-
-CONFIG = "config.yaml"
-CHECKPOINTS = "checkpoints"
-TOKENIZER = "tokenizer"
 
 
 @dataclass(frozen=True)

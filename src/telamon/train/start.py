@@ -17,13 +17,13 @@ from telamon.data.chat_template import configured_template
 from telamon.data.loader import ArithmeticLoader, Loader, open_loader
 from telamon.data.tokenizer import TextTokenizer
 from telamon.errors import CheckpointError, ConfigError
-from telamon.infer.run import GENERATION, HF_RECORD
+from telamon.infer.run import CHECKPOINTS, GENERATION, HF_RECORD, TOKENIZER
 from telamon.infer.text_record import TextRecord
 from telamon.models.weights import WeightInfo, Weights
 from telamon.parallel.rules import weight_sharding
 from telamon.train.job import Job
 from telamon.train.recorder import History
-from telamon.train.run_dir import CHECKPOINTS, TOKENIZER, RunDirectory
+from telamon.train.run_dir import RunDirectory
 from telamon.train.schedule import describe_schedule
 from telamon.train.state import TrainState
 from telamon.watch.files import is_url, join, read_text, write_text
