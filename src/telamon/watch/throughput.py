@@ -6,13 +6,12 @@ mixture's experts, those a token uses. Attention is counted causal and by its wi
 """
 
 import contextlib
-import functools
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any, Protocol
+from typing import Protocol
+
+from telamon.config.hardware import chip_of_kind
 
 
 @dataclass(frozen=True)
@@ -27,27 +26,14 @@ class Peak:
     """Size of the device's memory as sold; none where the table does not say."""
 
 
-@functools.cache
-def _hardware() -> tuple[dict[str, Any], ...]:
-    import yaml
-
-    folder = resources.files("telamon") / "presets" / "hardware"
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".yml")), key=lambda file: file.name)
-    return tuple(yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
-
-
 def device_peak(device_kind: str) -> Peak | None:
     """Peak of one device from `presets/hardware`, bf16 and dense; none for a device that is not in the table.
 
     Args:
         device_kind: as `jax.Device.device_kind` gives it, such as ``TPU v6 lite``.
     """
-    for chip in _hardware():
-        for kind in chip["kinds"]:
-            if re.fullmatch(kind["match"], device_kind):
-                dies = chip.get("devices_per_chip", 1)
-                return Peak(chip["bf16_tflops"] * 1e12 / dies, f"{chip['name']}: {chip['source']}", int(kind["memory_gb"] * 1e9) // dies)
-    return None
+    chip = chip_of_kind(device_kind)
+    return chip and Peak(chip.flops, f"{chip.name}: {chip.sources['bf16_tflops']}", chip.memory_bytes)
 
 
 def measured_cpu_peak(seconds: float = 0.3) -> Peak:
