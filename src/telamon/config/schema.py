@@ -281,6 +281,10 @@ class TrainConfig(Section):
     remat: Literal["none", "full", "dots"] = Field(
         default="none", description="What the backward pass recomputes: nothing, whole blocks, or all but matrix products."
     )
+    attention: Literal["auto", "splash", "cudnn", "tokamax", "chunked"] = Field(
+        default="auto",
+        description="What computes attention over training rows: splash (TPU), cudnn, tokamax (GPU), chunked (anywhere); auto: the first that serves.",
+    )
     loss_chunk: Positive = Field(default=1024, description="Tokens whose logits exist at one time in the loss.")
     z_loss: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of the squared log-normaliser of the logits.")
     log_every: Positive = Field(default=10, description="Steps between log lines.")

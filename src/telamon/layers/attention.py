@@ -110,6 +110,7 @@ class Attention(nnx.Module):
             keys=Places(ctx.key_positions, ctx.key_segments),
             scores=Scores(config.scale or config.head_dim**-0.5, softcap=config.softcap, window=config.window),
             aligned=cache is None,
+            path=ctx.attention,
         )
         return from_heads(mixed_BTNH, self.out[...], self.out_bias[...] if config.out_bias else None), cache, {}
 

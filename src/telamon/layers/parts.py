@@ -9,7 +9,7 @@ A family file or a user's module adds its own::
 """
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import jax
@@ -44,6 +44,8 @@ class Context:
     """Documents of the keys [B, S], 0 for padding and for slots not yet written."""
     write_index: jax.Array | None = None
     """First cache slot that this call writes; None without a cache."""
+    attention: str = field(default="auto", metadata={"static": True})
+    """Path of attention (see `telamon.kernels.attention`)."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ class Numerics:
     """Type of activations."""
     remat: Literal["none", "full", "dots"] = "none"
     """What the backward pass makes again (a name of `REMAT_POLICIES`)."""
+    attention: str = "auto"
+    """Path of attention over rows of training (see `telamon.kernels.attention`)."""
 
 
 @jax.tree_util.register_dataclass
@@ -144,7 +146,7 @@ class Decoder(nnx.Module):
             index = cache.length
             key_positions = jax.lax.dynamic_update_slice_in_dim(cache.positions, positions, index, axis=1)
             key_segments = jax.lax.dynamic_update_slice_in_dim(cache.segments, segments, index, axis=1)
-        ctx = Context(tokens, positions, segments, key_positions, key_segments, index)
+        ctx = Context(tokens, positions, segments, key_positions, key_segments, index, self.numerics.attention)
         stream = self.embed(tokens, positions)
         aux: Aux = {}
         layers = []

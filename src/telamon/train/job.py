@@ -116,7 +116,8 @@ def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
     """
     check_devices(config, len(devices or jax.devices()))
     mesh = build_mesh(config.mesh, devices=devices)
-    model = Model(config.model.spec(), Numerics(dtype=config.train.compute_dtype, remat=config.train.remat))
+    how = config.train
+    model = Model(config.model.spec(), Numerics(dtype=how.compute_dtype, remat=how.remat, attention=how.attention))
     check_sharded(mesh, shapes=sharded_shapes(model, mesh), limit=config.mesh.replicated_limit)
     return Job(config, mesh, model, build_optimizer(config, model), language_model_loss(config.train))
 

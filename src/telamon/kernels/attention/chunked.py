@@ -1,16 +1,13 @@
-"""Grouped-query attention: a plain reference, and a path whose memory is linear in the sequence.
-
-Both follow one rule for what a query sees (see `visible`), so packing, padding and decoding need no other mask.
-"""
+"""Attention by blocks of queries in plain XLA: for any device, with memory linear in the sequence."""
 
 import functools
 import itertools
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from telamon.kernels.attention.rule import HIDDEN, Places, Request, Scores, visible
 from telamon.kernels.matmul import product, product_t, settled, transposed
 
 _BLOCK = 128
@@ -19,91 +16,32 @@ _BLOCK = 128
 _SPANS = 8
 """Spans of blocks, each compared with the keys up to its end: with 8, causal attention computes 9/16 of all pairs (1/2 is needed)."""
 
-_HIDDEN = -1e30
-"""Score of a key that is not seen; finite, so that a query without any visible key stays free of NaN."""
+
+def refusal(request: Request) -> str | None:
+    """Why a request cannot be served; None: it can."""
+    if request.sinks:
+        return "it has no sinks"
+    return "it has no chunks of positions" if request.scores.chunk is not None else None
 
 
-class Places(NamedTuple):
-    """Where tokens are: position within the document, and document within the row (0 for padding), [B, length] each."""
-
-    positions: jax.Array
-    segments: jax.Array
-
-    def cut(self, stop: int) -> "Places":
-        """The first `stop` places."""
-        return Places(self.positions[:, :stop], self.segments[:, :stop])
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How the product of a query and a key becomes a score, and which keys are left out by distance."""
-
-    scale: float
-    """Factor on the product."""
-    softcap: float | None = None
-    """Scaled products x become softcap * tanh(x / softcap) (Gemma team 2024, section 2)."""
-    window: int | None = None
-    """Keys seen at most, the query's own included: those at positions above the query's minus this."""
-
-    def of(self, products: jax.Array) -> jax.Array:
-        """Scores of products."""
-        scaled = products * self.scale
-        return scaled if self.softcap is None else self.softcap * jnp.tanh(scaled / self.softcap)
-
-    def gradient(self, d_scores: jax.Array, scores: jax.Array) -> jax.Array:
-        """The products' gradient from that of their scores."""
-        if self.softcap is not None:
-            d_scores = d_scores * (1.0 - jnp.square(scores / self.softcap))
-        return d_scores * self.scale
-
-
-def visible(queries: Places, keys: Places, window: int | None = None) -> jax.Array:
-    """Which keys each query sees, [B, T, S]: those of its own segment, real (segment > 0), not later, and within the window."""
-    same = queries.segments[:, :, None] == keys.segments[:, None, :]
-    real = (keys.segments > 0)[:, None, :]
-    behind = queries.positions[:, :, None] - keys.positions[:, None, :]
-    seen = same & real & (behind >= 0)
-    return seen if window is None else seen & (behind < window)
-
-
-def reference_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, *, scores: Scores) -> jax.Array:
-    """Softmax attention written out (Vaswani et al. 2017, eq. 1), with softmax in float32.
-
-    Args:
-        q: queries [B, T, N, H]. Query head n reads kv head n // G, with G = N / K.
-        k: keys [B, S, K, H].
-        v: values [B, S, K, H].
-        mask: what each query sees [B, T, S]; a query that sees nothing gets zeros.
-        scores: how products become scores; its window is not applied here, but by the mask.
-
-    Returns:
-        [B, T, N, H] in the type of `v`.
-    """
-    B, T, N, H = q.shape
-    K = k.shape[2]
-    q_BTKGH = q.reshape(B, T, K, N // K, H)
-    scores_BKGTS = scores.of(jnp.einsum("btkgh,bskh->bkgts", q_BTKGH, k, preferred_element_type=jnp.float32))
-    seen = mask[:, None, None, :, :]
-    weights_BKGTS = jnp.where(seen, jax.nn.softmax(jnp.where(seen, scores_BKGTS, _HIDDEN), axis=-1), 0.0)
-    out_BTKGH = jnp.einsum("bkgts,bskh->btkgh", weights_BKGTS.astype(v.dtype), v)
-    return out_BTKGH.reshape(B, T, N, H)
-
-
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, queries: Places, keys: Places, scores: Scores, aligned: bool) -> jax.Array:
+def run(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    queries: Places,
+    keys: Places,
+    scores: Scores,
+    aligned: bool,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
     """Attention by blocks of queries; a block's scores are made, used and, for the gradient, made again.
 
     Memory for scores is B N 128 S instead of B N T S. What the gradient needs is the log-normaliser of each query alone, as
-    in FlashAttention (Dao et al. 2022, section 3.1), here with whole rows of keys.
-
-    Args:
-        q, k, v: as in `reference_attention`.
-        scores: how products become scores, and the window.
-        queries, keys: where the queries [B, T] and the keys [B, S] are.
-        aligned: keys are the queries' own tokens in the same order, so that no query sees a later index.
-
-    Returns:
-        [B, T, N, H] in the type of `v`.
+    in FlashAttention (Dao et al. 2022, section 3.1), here with whole rows of keys. Arguments as of
+    `telamon.kernels.attention.attention`.
     """
+    assert sinks is None, "see refusal"
     B, T, N, H = q.shape
     K = k.shape[2]
     q_BKGTH = q.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4)
@@ -175,14 +113,14 @@ def _block_forward(rule: Scores, q, queries: Places, k, v, keys: Places):
     seen_BCS = visible(queries, keys, rule.window)
     # The heads of a group read the same keys: their queries are rows of one product.
     scores = rule.of(product_t(q.reshape(B, K, G * C, H), k, jnp.float32)).reshape(B, K, G, C, S)
-    scores = jnp.where(seen_BCS[:, None, None], scores, _HIDDEN)
+    scores = jnp.where(seen_BCS[:, None, None], scores, HIDDEN)
     top = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     out = product(weights.astype(v.dtype).reshape(B, K, G * C, S), v, jnp.float32).reshape(B, K, G, C, H)
     some = jnp.any(seen_BCS, axis=-1)[:, None, None, :, None]
     # An infinite normaliser makes every weight of a query that sees nothing 0 in the gradient too.
-    norm = jnp.where(some, top + jnp.log(total), -_HIDDEN)[..., 0]
+    norm = jnp.where(some, top + jnp.log(total), -HIDDEN)[..., 0]
     return jnp.where(some, out / total, 0.0).astype(v.dtype), norm
 
 
@@ -224,7 +162,7 @@ def _block_backward(rule: Scores, q, d_out, norm, delta, queries: Places, k, k_B
     seen_BSC = jnp.swapaxes(visible(queries, keys, rule.window), 1, 2)
     seen = jnp.broadcast_to(seen_BSC[:, None, :, None], (B, 1, S, G, C)).reshape(B, 1, S, G * C)
     scores = rule.of(product_t(k, q_rows, jnp.float32))
-    weights = jnp.exp(jnp.where(seen, scores, _HIDDEN) - norm_rows)
+    weights = jnp.exp(jnp.where(seen, scores, HIDDEN) - norm_rows)
     d_weights = product_t(v, d_rows, jnp.float32)
     d_products = rule.gradient(weights * (d_weights - delta_rows), scores).astype(q.dtype)
     d_q = jnp.swapaxes(settled(product(k_BKHS, d_products)), 2, 3).reshape(B, K, G, C, H)

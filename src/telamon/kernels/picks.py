@@ -1,0 +1,70 @@
+"""Choosing between implementations of one operation, and keeping note of what was chosen while a program is traced."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from telamon.errors import ConfigError
+
+_NOTES: ContextVar[list["Pick"] | None] = ContextVar("picks", default=None)
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A choice, and what was passed over for it."""
+
+    operation: str
+    """What is computed; `train.` before it is the option that names a path."""
+    path: str
+    """The path chosen."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """(name, reason) of each path that comes before it and cannot serve."""
+
+    def __str__(self) -> str:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused)
+        return f"{self.operation}: {self.path}" + (f" ({reasons})" if reasons else "")
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[Pick]]:
+    """Collects the picks made in this thread while programs are traced, each once, in order."""
+    notes: list[Pick] = []
+    token = _NOTES.set(notes)
+    try:
+        yield notes
+    finally:
+        _NOTES.reset(token)
+
+
+def first_that_serves[R](operation: str, paths: Mapping[str, Callable[[R], str | None]], request: R, *, wanted: str, platform: str) -> Pick:
+    """The first path that does not refuse the request, or the one wanted; noted.
+
+    Args:
+        operation: what is computed, as in `Pick`.
+        paths: for each path of the platform, in order of preference, what says why it refuses a request (None: it serves).
+        request: what is asked.
+        wanted: the name of a path, or `auto`.
+        platform: for the message.
+
+    Raises:
+        ConfigError: the path wanted refuses or is not of this platform, or every path refuses.
+    """
+    if wanted != "auto" and wanted not in paths:
+        raise ConfigError(f"train.{operation}={wanted} is not for {platform}; there it is one of: auto, {', '.join(paths)}")
+    refused: list[tuple[str, str]] = []
+    for name in paths if wanted == "auto" else (wanted,):
+        reason = paths[name](request)
+        if reason is None:
+            return _note(Pick(operation, name, tuple(refused)))
+        refused.append((name, reason))
+    if wanted != "auto":
+        raise ConfigError(f"train.{operation}={wanted} cannot serve this model: {refused[0][1]}; auto takes a path that can")
+    raise ConfigError(f"no path of {operation} serves on {platform}: {'; '.join(f'{name}: {reason}' for name, reason in refused)}")
+
+
+def _note(pick: Pick) -> Pick:
+    notes = _NOTES.get()
+    if notes is not None and pick not in notes:
+        notes.append(pick)
+    return pick

@@ -1,0 +1,35 @@
+"""Which device a program is traced for: with a mesh of an absent machine (ahead-of-time compilation), not the one at hand."""
+
+from dataclasses import dataclass
+
+import jax
+
+
+@dataclass(frozen=True)
+class Target:
+    """The devices of a program."""
+
+    platform: str
+    """tpu, gpu or cpu."""
+    device_kind: str
+    """As JAX names it, such as `TPU v6 lite`; empty without a mesh."""
+    axes: tuple[tuple[str, int], ...]
+    """Names and sizes of the mesh's axes; empty without a mesh."""
+
+    @property
+    def device_count(self) -> int:
+        """Devices of the mesh; 1 without one."""
+        count = 1
+        for _, size in self.axes:
+            count *= size
+        return count
+
+
+def target() -> Target:
+    """The target at this place of a trace: that of the mesh in force, else the default backend."""
+    mesh = jax.sharding.get_abstract_mesh()
+    device = None if mesh.empty else mesh.abstract_device
+    platform = jax.default_backend() if device is None else device.platform
+    # A GPU calls itself by its maker's interface in a topology that no client stands behind.
+    platform = "gpu" if platform in ("cuda", "rocm") else platform
+    return Target(platform, "" if device is None else device.device_kind, tuple(mesh.shape.items()))
