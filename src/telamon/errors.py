@@ -16,6 +16,10 @@ class ConfigError(TelamonError):
     exit_code = 2
 
 
+class MissingCompiler(ConfigError):
+    """A plan is asked for devices whose compiler is not installed."""
+
+
 class DataError(TelamonError):
     """Data that is missing, unreadable, empty or exhausted."""
 

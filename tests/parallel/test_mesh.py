@@ -86,6 +86,12 @@ def test_an_axis_across_slices_never_mixes_with_those_within(monkeypatch: pytest
     np.testing.assert_array_equal(slices, np.arange(2)[:, None, None] * np.ones((2, 2)))
 
 
+def test_slices_of_tpu_are_not_one_mesh_without_an_axis_across_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_Chip, "platform", "tpu")
+    with pytest.raises(ConfigError, match=r"are in 2 \(by their slice_index\).*mesh\.cross_slice\.data=2"):
+        build_mesh(MeshConfig(), devices=[_Chip(i, i // 4) for i in range(8)])
+
+
 @pytest.mark.xdist_group("mesh")
 def test_where_there_are_no_slices_a_process_stands_for_one():
     """One process with eight devices is one slice; asking for two must say so rather than lay them out anyhow."""

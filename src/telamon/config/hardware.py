@@ -31,7 +31,7 @@ class Chip:
     """What a program may use of a JAX device's memory, in GiB."""
     largest: tuple[int, ...]
     """Chips of the largest slice (or node) each way; its length is the number of ways in which chips are joined."""
-    sources: Mapping[str, str] = field(hash=False)
+    sources: Mapping[str, str] = field(hash=False, repr=False)
     """Where each figure is from."""
     devices_per_chip: int = 1
     cores_per_chip: int = 1

@@ -29,16 +29,27 @@ def build_mesh(config: MeshConfig, *, devices: Sequence[Any] | None = None) -> M
     devices = list(devices if devices is not None else jax.devices())
     within = list(config.filled(len(devices)).sizes().values())
     across = list(config.cross_slice.sizes().values())
+    slices, by_process = _slices(devices)
+    if math.prod(across) != slices and (math.prod(across) > 1 or devices[0].platform == "tpu"):
+        raise ConfigError(
+            f"mesh.cross_slice asks for {math.prod(across)} slices, and the {len(devices)} devices are in {slices} "
+            f"({'a process counts as a slice here' if by_process else 'by their slice_index'}); the product of its axes must be {slices}, "
+            f"such as mesh.cross_slice.data={slices}"
+        )
     if math.prod(across) > 1:
-        # Slices are told apart by slice_index on TPU; elsewhere a process stands for a slice.
-        by_process = getattr(devices[0], "slice_index", None) is None
-        slices = len({device.process_index if by_process else device.slice_index for device in devices})
-        if slices != math.prod(across):
-            raise ConfigError(
-                f"mesh.cross_slice asks for {math.prod(across)} slices, and the {len(devices)} devices are in {slices} "
-                f"({'a process counts as a slice here' if by_process else 'by their slice_index'}); the product of its axes must be {slices}"
-            )
         array = mesh_utils.create_hybrid_device_mesh(within, across, devices, process_is_granule=by_process)
     else:
         array = mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
     return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _slices(devices: Sequence[Any]) -> tuple[int, bool]:
+    """In how many slices the devices are, and whether a process stands for a slice.
+
+    TPUs say it with slice_index. So do GPUs where some nodes share NVLink; where none do, or nobody says (devices that only
+    a compiler knows), each process is a node of its own.
+    """
+    indices = {getattr(device, "slice_index", None) for device in devices}
+    if devices[0].platform == "tpu" or len(indices) > 1:
+        return len(indices), False
+    return len({device.process_index for device in devices}), True
