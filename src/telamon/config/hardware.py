@@ -36,6 +36,8 @@ class Chip:
     devices_per_chip: int = 1
     cores_per_chip: int = 1
     """What a slice's short name counts for a chip: ``v5p-8`` is 4 chips, ``v6e-8`` is 8."""
+    flags: Mapping[str, bool | int | float | str] = field(default_factory=dict, hash=False)
+    """XLA options that programs which train are compiled with."""
     chip_config: str | None = None
     """How libtpu shows the chip's cores, where its default is not what a job sees."""
 

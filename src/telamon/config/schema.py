@@ -287,6 +287,10 @@ class TrainConfig(Section):
     )
     loss_chunk: Positive = Field(default=1024, description="Tokens whose logits exist at one time in the loss.")
     z_loss: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of the squared log-normaliser of the logits.")
+    xla_flags: dict[str, bool | int | float | str] = Field(
+        default={},
+        description="XLA options, by name, added to those of the hardware's preset or in their place; an unknown one is refused.",
+    )
     log_every: Positive = Field(default=10, description="Steps between log lines.")
 
     @property

@@ -16,6 +16,7 @@ from telamon.models.decoder import Numerics
 from telamon.models.weights import Model, sharded_shapes
 from telamon.parallel.mesh import build_mesh
 from telamon.parallel.rules import check_sharded
+from telamon.train.flags import check_flags, compile_with, xla_flags
 from telamon.train.loss import Loss, language_model_loss
 from telamon.train.optimizer import build_optimizer
 from telamon.train.placement import abstract_batch
@@ -74,6 +75,15 @@ class Job:
         """Model FLOPs a token of this run's rows (see `model_flops`)."""
         return model_flops(self.model, seq_len=self.config.train.seq_len)
 
+    @property
+    def flags(self) -> dict[str, Any]:
+        """XLA's options for this run's programs, by name."""
+        return xla_flags(self.config, self.mesh.devices.flat[0])
+
+    def compiled(self, lowered: Any) -> Any:
+        """A lowered program of this run, compiled with the run's options."""
+        return compile_with(lowered, self.flags, given=self.config.train.xla_flags)
+
     def _program(self, kind: str, rows: int) -> Future[Any]:
         with self._lock:
             if (kind, rows) not in self._programs:
@@ -83,11 +93,7 @@ class Job:
     def _compile(self, kind: str, rows: int) -> Any:
         phases.mark("compile begin")
         with jax.set_mesh(self.mesh):
-            lowered = self._lower(kind, rows)
-            # On a CPU the work is done by XLA's library of products: what LLVM makes around it runs no faster when it is
-            # optimised for longer (P1's step and the default run's, in turns: 0.98 and 1.00 of the time, and the same bits).
-            on_cpu = self.mesh.devices.flat[0].platform == "cpu"
-            compiled = lowered.compile(compiler_options={"xla_backend_optimization_level": 1} if on_cpu else None)
+            compiled = self.compiled(self._lower(kind, rows))
         phases.mark("compile end")
         return compiled
 
@@ -118,6 +124,7 @@ def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
     mesh = build_mesh(config.mesh, devices=devices)
     how = config.train
     model = Model(config.model.spec(), Numerics(dtype=how.compute_dtype, remat=how.remat, attention=how.attention))
+    check_flags(config, mesh.devices.flat[0])
     check_sharded(mesh, shapes=sharded_shapes(model, mesh), limit=config.mesh.replicated_limit)
     return Job(config, mesh, model, build_optimizer(config, model), language_model_loss(config.train))
 

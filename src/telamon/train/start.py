@@ -21,6 +21,7 @@ from telamon.infer.run import CHECKPOINTS, GENERATION, HF_RECORD, TOKENIZER
 from telamon.infer.text_record import TextRecord
 from telamon.models.weights import WeightInfo, Weights
 from telamon.parallel.rules import weight_sharding
+from telamon.train.flags import describe_flags
 from telamon.train.job import Job
 from telamon.train.recorder import History
 from telamon.train.run_dir import RunDirectory
@@ -53,6 +54,7 @@ def describe_job(job: Job) -> dict[str, str]:
         "attention": "documents in one row cannot see each other",
         "weights": f"those of {train.init_from}" if train.init_from else f"fresh, from seed {train.seed}",
         "schedule": describe_schedule(config),
+        "XLA options": describe_flags(config, job.mesh.devices.flat[0]),
     }
 
 
