@@ -285,7 +285,7 @@ class TrainConfig(Section):
         default="auto",
         description="What computes attention over training rows: splash (TPU), cudnn, tokamax (GPU), chunked (anywhere); auto: the first that serves.",
     )
-    loss_chunk: Positive = Field(default=1024, description="Tokens whose logits exist at one time in the loss.")
+    loss_chunk: Positive = Field(default=1024, description="Tokens whose logits exist at one time in the loss, on each device.")
     z_loss: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of the squared log-normaliser of the logits.")
     xla_flags: dict[str, bool | int | float | str] = Field(
         default={},

@@ -9,8 +9,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from telamon.kernels.matmul import product, product_t, settled, transposed
+from telamon.parallel.local import own_rows
+
+HEAD_AXES = ("embed", "vocab")
+"""Logical axes of the output head, or of a tied table turned over."""
 
 _NEVER = -1e30
 """Logit of a column that stands for no token; finite, so that its square times no probability stays 0."""
@@ -58,7 +63,7 @@ def cross_entropy(
         head: output matrix [D, V], float32.
         targets: token ids [B, T].
         mask: weight of each target [B, T], 0 or 1.
-        chunk: tokens whose logits exist at one time (rounded to whole columns of the batch).
+        chunk: tokens whose logits exist at one time on a device (rounded to whole columns of its rows).
         z_loss: weight of the squared log-normaliser (PaLM, Chowdhery et al. 2022, section 5).
         softcap: bound on the logits, see `capped`.
         vocab: columns of the head that stand for tokens; those behind get no probability. None: all.
@@ -66,21 +71,24 @@ def cross_entropy(
     Returns:
         Sums, undivided; the caller divides once by the tokens of the whole step.
     """
-    B, T, _ = hidden.shape
-    columns = max((c for c in range(1, T + 1) if T % c == 0 and c * B <= max(chunk, B)), default=1)
-    objective, nll, correct = _chunked(
-        _Terms(columns, float(z_loss), softcap, vocab or head.shape[1]), hidden, head, targets, mask.astype(jnp.float32)
-    )
+    fixed = _Terms(chunk, float(z_loss), softcap, vocab or head.shape[1])
+    objective, nll, correct = _chunked(fixed, hidden, head, targets, mask.astype(jnp.float32))
     return CrossEntropy(objective, jax.lax.stop_gradient(nll), jax.lax.stop_gradient(correct))
 
 
 class _Terms(NamedTuple):
     """What is fixed when a program is compiled."""
 
-    columns: int
+    chunk: int
     z_loss: float
     softcap: float | None
     vocab: int
+
+    def chunks(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        """[B, T, ...] -> [T / columns, B, columns, ...] each, with as many columns as `chunk` tokens allow."""
+        B, T = arrays[0].shape[:2]
+        columns = max((c for c in range(1, T + 1) if T % c == 0 and c * B <= max(self.chunk, B)), default=1)
+        return tuple(jnp.moveaxis(x.reshape(B, T // columns, columns, *x.shape[2:]), 1, 0) for x in arrays)
 
     def logits(self, x_MD: jax.Array, head_DV: jax.Array) -> jax.Array:
         """[M, V] float32, with columns that stand for no token out of reach."""
@@ -118,42 +126,62 @@ def _logit_gradient(logits: jax.Array, targets: jax.Array, mask: jax.Array, fixe
     return fixed.product_gradient((pull - hit) * mask[:, None], logits)
 
 
-def _chunks(x: jax.Array, columns: int) -> jax.Array:
-    """[B, T, ...] -> [T / columns, B, columns, ...]: rows stay whole, so a sharded batch stays where it is."""
-    B, T = x.shape[:2]
-    return jnp.moveaxis(x.reshape(B, T // columns, columns, *x.shape[2:]), 1, 0)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _chunked(fixed: _Terms, hidden, head, targets, mask):
-    head_cast = head.astype(hidden.dtype)
+    def sums(hidden, head, targets, mask):
+        def one(sums, part):
+            x_MD, y_M, mask_M = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in part)
+            return jax.tree.map(jnp.add, sums, _sums(fixed.logits(x_MD, head), y_M, mask_M, fixed.z_loss)), None
 
-    def one(sums, part):
-        x_MD, y_M, mask_M = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in part)
-        return jax.tree.map(jnp.add, sums, _sums(fixed.logits(x_MD, head_cast), y_M, mask_M, fixed.z_loss)), None
+        return jax.lax.scan(one, _zero(), fixed.chunks(hidden, targets, mask))[0]
 
-    sums, _ = jax.lax.scan(one, _zero(), tuple(_chunks(x, fixed.columns) for x in (hidden, targets, mask)))
-    return tuple(sums)
+    shared = own_rows(hidden.shape[0])
+    if shared is None:
+        return tuple(sums(hidden, head.astype(hidden.dtype), targets, mask))
+    owned = shared.weight(HEAD_AXES, head.shape)
+
+    def own(hidden, head, targets, mask):
+        return shared.total(tuple(sums(hidden, shared.gathered(head.astype(hidden.dtype), owned), targets, mask)))
+
+    return shared.call(own, (hidden, head, targets, mask), ins=(shared.rows, owned, shared.rows, shared.rows), outs=PartitionSpec())
 
 
 def _chunked_forward(fixed: _Terms, hidden, head, targets, mask):
-    """The sums, and as residuals the gradients of the objective for a cotangent of 1."""
-    head_cast = head.astype(hidden.dtype)
+    """The sums, and as residuals the gradients of the objective for a cotangent of 1.
+
+    On a mesh each device adds up the head's gradient over its own rows, and one reduction leaves it the part that it owns.
+    """
+    shared = own_rows(hidden.shape[0])
+    if shared is None:
+        sums, d_hidden, d_head = _with_gradients(fixed, hidden, head.astype(hidden.dtype), targets, mask)
+        return sums, (d_hidden, settled(d_head))
+    owned = shared.weight(HEAD_AXES, head.shape)
+
+    def own(hidden, head, targets, mask):
+        sums, d_hidden, d_head = _with_gradients(fixed, hidden, shared.gathered(head.astype(hidden.dtype), owned), targets, mask)
+        return shared.total(sums), d_hidden, shared.scattered(d_head, owned)
+
+    ins, outs = (shared.rows, owned, shared.rows, shared.rows), (PartitionSpec(), shared.rows, owned)
+    sums, d_hidden, d_head = shared.call(own, (hidden, head, targets, mask), ins=ins, outs=outs)
+    return sums, (d_hidden, d_head)
+
+
+def _with_gradients(fixed: _Terms, hidden, head, targets, mask):
+    """Sums, and the gradients of the objective by hidden states and, in float32, by the head; `head` in the compute type."""
 
     def one(carry, part):
         sums, d_head_DV = carry
         x_MD, y_M, mask_M = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in part)
-        logits_MV = fixed.logits(x_MD, head_cast)
+        logits_MV = fixed.logits(x_MD, head)
         d_logits_MV = _logit_gradient(logits_MV, y_M, mask_M, fixed).astype(hidden.dtype)
-        d_x_MD = product_t(d_logits_MV, head_cast)
+        d_x_MD = product_t(d_logits_MV, head)
         d_head_DV += product(transposed(x_MD), d_logits_MV, jnp.float32)
         sums = jax.tree.map(jnp.add, sums, _sums(logits_MV, y_M, mask_M, fixed.z_loss))
         return (sums, d_head_DV), d_x_MD.reshape(part[0].shape)
 
-    parts = tuple(_chunks(x, fixed.columns) for x in (hidden, targets, mask))
-    (sums, d_head), d_hidden = jax.lax.scan(one, (_zero(), jnp.zeros(head.shape, jnp.float32)), parts)
-    d_hidden = jnp.moveaxis(d_hidden, 0, 1).reshape(hidden.shape)
-    return tuple(sums), (d_hidden, settled(d_head))
+    start = (_zero(), jnp.zeros(head.shape, jnp.float32))
+    (sums, d_head), d_hidden = jax.lax.scan(one, start, fixed.chunks(hidden, targets, mask))
+    return tuple(sums), jnp.moveaxis(d_hidden, 0, 1).reshape(hidden.shape), d_head
 
 
 def _chunked_backward(fixed: _Terms, residuals, cotangents):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from telamon.kernels.cross_entropy import capped
+from telamon.kernels.embedding import look_up
 from telamon.layers.param import table
 from telamon.layers.parts import Aux, Context, LayerCache
 from telamon.models.spec import BlockSpec, ModelSpec, StackSpec
@@ -161,12 +162,11 @@ class Decoder(nnx.Module):
     def embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """Ids and positions [B, T] -> the stream before the first block [B, T, D]."""
         spec, dtype = self.spec, self.numerics.dtype
-        # The look-up reads a table that is whole along D: gathering from a split one would move activations instead.
-        stream = constrain(self.embedding[...], "vocab", "embed")[tokens].astype(dtype)
+        stream = look_up(self.embedding[...], tokens, dtype)
         if spec.embedding_scale != 1.0:
             stream = stream * jnp.asarray(spec.embedding_scale, dtype)
         if spec.learned_positions is not None:
-            stream = stream + constrain(self.positions[...], None, "embed")[positions].astype(dtype)
+            stream = stream + look_up(self.positions[...], positions, dtype)
         return stream
 
     def output_head(self) -> jax.Array:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from telamon.errors import ConfigError
 
@@ -47,11 +47,16 @@ def spec(axes: Sequence[str | None], rules: Rules) -> PartitionSpec:
     return PartitionSpec(*parts)
 
 
-def weight_sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
-    """Where a weight lives. A dimension that the mesh axis does not divide stays whole."""
+def weight_partition(mesh: Mesh | AbstractMesh, axes: Sequence[str | None], shape: Sequence[int]) -> PartitionSpec:
+    """How a weight is split. A dimension that the mesh axis does not divide stays whole."""
     partition = spec(axes, WEIGHT_RULES)
-    kept = [names if names is None or size % _extent(mesh, names) == 0 else None for names, size in zip(partition, shape, strict=True)]
-    return NamedSharding(mesh, PartitionSpec(*kept))
+    kept = [names if names is None or size % extent(mesh, names) == 0 else None for names, size in zip(partition, shape, strict=True)]
+    return PartitionSpec(*kept)
+
+
+def weight_sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
+    """Where a weight lives, see `weight_partition`."""
+    return NamedSharding(mesh, weight_partition(mesh, axes, shape))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -92,5 +97,6 @@ def table(rules: Rules) -> str:
     return "\n".join(f"{axis:<10} {' x '.join(names) or 'whole'}" for axis, names in rules.items())
 
 
-def _extent(mesh: Mesh, names: str | tuple[str, ...]) -> int:
+def extent(mesh: Mesh | AbstractMesh, names: str | tuple[str, ...]) -> int:
+    """Devices along one or several mesh axes."""
     return math.prod(mesh.shape[name] for name in ((names,) if isinstance(names, str) else names))

@@ -1,0 +1,71 @@
+"""Work that each device does on its own rows of a batch, with what it fetches and hands back written out.
+
+The compiler's own partition of a loop that adds up a weight's gradient reduces the whole gradient over all devices in every
+turn, and that of a look-up's gradient reduces whole tables. Here a device keeps its own sum, and one reduction at the end
+leaves each device the part that it owns (Rajbhandari et al. 2020, ZeRO, section 5).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from telamon.parallel.rules import ACTIVATION_RULES, extent, weight_partition
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """How the mesh in use shares the rows of a batch; other mesh axes stay the compiler's."""
+
+    axes: tuple[str, ...]
+    """Mesh axes of more than one device that split rows."""
+
+    def call(self, function: Callable[..., Any], arguments: Sequence[Any], *, ins: Sequence[PartitionSpec], outs: Any) -> Any:
+        """`function` of each device's shares of `arguments`, inside which `gathered` and `scattered` may be used."""
+        mapped = jax.shard_map(function, in_specs=tuple(ins), out_specs=outs, axis_names=set(self.axes), check_vma=False)
+        return mapped(*arguments)
+
+    @property
+    def rows(self) -> PartitionSpec:
+        """An array whose first dimension is the batch's rows."""
+        return PartitionSpec(self.axes)
+
+    def weight(self, axes: Sequence[str | None], shape: Sequence[int]) -> PartitionSpec:
+        """A weight with these logical axes, as far as the axes that split rows split it too."""
+        partition = weight_partition(jax.sharding.get_abstract_mesh(), axes, shape)
+        return PartitionSpec(*(tuple(name for name in _names(part) if name in self.axes) or None for part in partition))
+
+    def gathered(self, x: jax.Array, partition: PartitionSpec) -> jax.Array:
+        """The whole array, from the parts that devices own."""
+        for dim, part in enumerate(partition):
+            if part is not None:
+                x = jax.lax.all_gather(x, part, axis=dim, tiled=True)
+        return x
+
+    def scattered(self, x: jax.Array, partition: PartitionSpec) -> jax.Array:
+        """The sum of a whole array over all devices, of which each gets the part that it owns."""
+        owned = {name for part in partition for name in _names(part)}
+        for dim, part in enumerate(partition):
+            if part is not None:
+                x = jax.lax.psum_scatter(x, part, scatter_dimension=dim, tiled=True)
+        return self.total(x, tuple(name for name in self.axes if name not in owned))
+
+    def total(self, x: Any, axes: tuple[str, ...] | None = None) -> Any:
+        """The sum over the devices along `axes` (none: all that share rows)."""
+        axes = self.axes if axes is None else axes
+        return jax.lax.psum(x, axes) if axes else x
+
+
+def own_rows(rows: int) -> OwnRows | None:
+    """How the mesh in use shares `rows`; None where one device has them all or they cannot be shared evenly."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return None
+    axes = tuple(name for name in ACTIVATION_RULES["batch"] if mesh.shape[name] > 1)
+    return OwnRows(axes) if axes and rows % extent(mesh, axes) == 0 else None
+
+
+def _names(part: Any) -> tuple[str, ...]:
+    return () if part is None else (part,) if isinstance(part, str) else tuple(part)
