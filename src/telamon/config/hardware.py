@@ -31,6 +31,20 @@ class Chip:
     """What a program may use of a JAX device's memory, in GiB."""
     largest: tuple[int, ...]
     """Chips of the largest slice (or node) each way; its length is the number of ways in which chips are joined."""
+    hbm_gbps: float
+    """Memory's bandwidth, in GB/s."""
+    link_gbps: float
+    """What one link to a neighbouring TPU chip carries each way, or NVLink to and from a GPU, in GB/s."""
+    network_gbps: float
+    """Network between slices or nodes, a chip's share each way, in GB/s."""
+    tile: int
+    """Rows and columns of a matrix unit: a product's sizes are rounded up to multiples of it."""
+    matmul_share: float
+    """Share of the peak that large products reach in a training step."""
+    attention_share: float
+    """Share of the peak that a fused attention kernel reaches where its head size fills the matrix unit."""
+    hidden_share: float
+    """Share of the weights' collectives that runs behind products at best."""
     sources: Mapping[str, str] = field(hash=False, repr=False)
     """Where each figure is from."""
     devices_per_chip: int = 1
