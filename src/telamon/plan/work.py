@@ -1,0 +1,174 @@
+"""What a training step computes, as a short list of products and attention layers.
+
+The list is read from the declarations of a model's weights, so it knows nothing of families; a benchmark may write one by
+hand for a model that has no family yet.
+"""
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from telamon.config.schema import RunConfig
+from telamon.models.spec import BlockSpec, ModelSpec
+from telamon.models.weights import Model, WeightInfo, flatten
+from telamon.parallel.rules import WEIGHT_RULES
+from telamon.watch.throughput import AttentionCost, attention_pairs, flops_per_token
+
+ATTENTION = "attention"
+"""Name of attention among what the backward pass may make again; products have their weight's name, as `ffn.gate`."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """Tokens times a weight."""
+
+    name: str
+    """The weight's path within its block, such as ``mixer.query``; ``head`` for the output head."""
+    inputs: int
+    """Features summed over."""
+    outputs: int
+    """Features made."""
+    count: int = 1
+    """Layers that have it."""
+    copies: int = 1
+    """Experts that a layer holds; 0 where the other factor is no weight, as when tokens are sent to experts by one-hot products."""
+    used: float = 1.0
+    """Experts that a token goes through, with what a capacity above it adds."""
+    split: Literal["inputs", "outputs"] | None = None
+    """Which of its sizes the mesh's `tensor` axis splits."""
+    needed: bool = True
+    """Its result is read by the backward pass of its block; the last product before the stream is only added to it."""
+
+    @property
+    def parameters(self) -> int:
+        """Values in all its weights."""
+        return self.inputs * self.outputs * self.count * self.copies
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention layers that are alike."""
+
+    heads: int
+    """Query heads N."""
+    head_dim: int
+    """Features of a head H."""
+    window: int | None = None
+    """Keys a query sees at most, itself included; none: all before it."""
+    count: int = 1
+    """Layers."""
+
+    def pairs(self, seq_len: int) -> float:
+        """Query-key pairs of a row, each counted: half the diagonal is not left out."""
+        return attention_pairs(seq_len, window=self.window, exact=True)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a model does for a token."""
+
+    d_model: int
+    """Width D of the stream."""
+    vocab: int
+    """Columns of the head V."""
+    norms: int
+    """Norms that a token's stream goes through."""
+    products: tuple[Product, ...]
+    """Products within blocks."""
+    attention: tuple[Attention, ...]
+    other: int
+    """Parameters beside those of the products: tables, head, norms, biases."""
+    matmul_parameters: int
+    """Parameters that a token is multiplied with, by the MFU rule."""
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.other + sum(product.parameters for product in self.products)
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Model FLOPs by the MFU rule (see `telamon.watch.throughput`)."""
+        layers = (AttentionCost(layer.heads * layer.head_dim, window=layer.window) for layer in self.attention for _ in range(layer.count))
+        return flops_per_token(self.matmul_parameters, seq_len=seq_len, attention=layers)
+
+
+def workload(config: RunConfig) -> Workload:
+    """What the model of a run does, from what its weights declare; the second call for the same model costs nothing."""
+    return _workload(config.model.spec())
+
+
+@functools.lru_cache(maxsize=32)
+def _workload(spec: ModelSpec) -> Workload:
+    model = Model(spec)
+    products = tuple(_merged(_products(model)))
+    return Workload(
+        d_model=spec.d_model,
+        vocab=spec.vocab_rows,
+        norms=1 + sum(4 if block.norms == "sandwich" else 2 for block in spec.blocks),
+        products=products,
+        attention=tuple(_attention(model)),
+        other=model.parameter_count - sum(product.parameters for product in products),
+        matmul_parameters=model.matmul_parameters,
+    )
+
+
+_SPLIT = {axis for axis, mesh_axes in WEIGHT_RULES.items() if "tensor" in mesh_axes}
+
+
+class _Block(NamedTuple):
+    """A block of a stack's pattern: its spec, how often it repeats, and its weights by their path within it."""
+
+    spec: BlockSpec
+    repeats: int
+    weights: dict[str, WeightInfo]
+
+
+def _blocks(model: Model) -> Iterator[_Block]:
+    for stack, declared in zip(model.spec.stacks, model.info["stacks"].values(), strict=True):
+        for block, weights in zip(stack.pattern, declared["blocks"].values(), strict=True):
+            yield _Block(block, stack.repeats, flatten(weights))
+
+
+def _products(model: Model) -> Iterator[Product]:
+    for block in _blocks(model):
+        for name, info in block.weights.items():
+            if info.matrix is None:
+                continue
+            inputs, outputs = (math.prod(info.shape[dim] for dim in dims) for dims in info.matrix)
+            split = [{info.axes[dim] for dim in dims} & _SPLIT for dims in info.matrix]
+            last = name.startswith("ffn.") and info.axes[-1] == "embed"
+            yield Product(
+                name,
+                inputs=inputs,
+                outputs=outputs,
+                count=block.repeats,
+                split="inputs" if split[0] else "outputs" if split[1] else None,
+                needed=not last or block.spec.norms != "pre",
+            )
+
+
+def _attention(model: Model) -> Iterator[Attention]:
+    layers: Counter[Attention] = Counter()
+    for block in _blocks(model):
+        width = block.spec.mixer.attention_width
+        sizes = [n for info in block.weights.values() for n, axis in zip(info.shape, info.axes, strict=True) if axis == "head_dim"]
+        if width:
+            head_dim = max(sizes, default=width)
+            layers[Attention(width // head_dim, head_dim, block.spec.mixer.attention_window)] += block.repeats
+    for layer, count in layers.items():
+        yield Attention(layer.heads, layer.head_dim, layer.window, count)
+
+
+def _merged(products: Iterable[Product]) -> Iterator[Product]:
+    """Products that differ in nothing but their layers, as one."""
+    counts: Counter[Product] = Counter()
+    for product in products:
+        counts[_counted(product, 1)] += product.count
+    return (_counted(product, count) for product, count in counts.items())
+
+
+def _counted(product: Product, count: int) -> Product:
+    return Product(**{**vars(product), "count": count})

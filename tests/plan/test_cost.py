@@ -1,0 +1,215 @@
+"""What a step should cost, against the same sums worked by hand."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from telamon.config.hardware import chips
+from telamon.config.load import load_run
+from telamon.errors import ConfigError
+from telamon.models.weights import Model
+from telamon.plan.cost import Layout, layout_of, predict, predict_work
+from telamon.plan.topology import parse_topology
+from telamon.plan.work import Attention, Product, Workload, workload
+from telamon.train.job import model_flops
+
+ROOT = Path(__file__).parents[2]
+ONE = parse_topology("v5p:2x2x1")
+CHIP = replace(
+    ONE.chip, bf16_tflops=100, hbm_gbps=1000, link_gbps=10, network_gbps=1, tile=1, matmul_share=0.5, attention_share=0.25, hidden_share=0.5
+)
+"""Round figures: 100 TFLOP/s, 1 TB/s."""
+FOUR = replace(ONE, chip=CHIP)
+FSDP = {"fsdp": 4}
+
+
+def _work(*products: Product, attention: tuple[Attention, ...] = (), other: int = 0) -> Workload:
+    return Workload(d_model=512, vocab=1000, norms=0, products=products, attention=attention, other=other, matmul_parameters=1)
+
+
+def _part(work: Workload, name: str, *, rows: int = 1, seq_len: int = 1024, topology=FOUR, **layout) -> float:
+    return predict_work(work, Layout(rows=rows, **{"within": FSDP, **layout}), topology, seq_len=seq_len).parts[name]
+
+
+def test_a_large_product_runs_at_its_share_of_the_peak():
+    product = Product("ffn.up", 8192, 4096, count=3)
+    by_hand = 3 * 3 * 2 * 4096 * 8192 * 4096 / 50e12  # 3 layers, 3 passes, half the peak
+    assert _part(_work(product), "products ffn.up", rows=4) == pytest.approx(by_hand)
+
+
+def test_a_product_of_few_tokens_runs_at_the_memorys_bandwidth():
+    product = Product("ffn.up", 8192, 4096)
+    by_hand = 3 * 2 * (8 * (8192 + 4096) + 8192 * 4096) / 1e12  # bfloat16: what comes in, what comes out, the weight
+    assert _part(_work(product), "products ffn.up", seq_len=8) == pytest.approx(by_hand)
+
+
+def test_twice_the_peak_halves_what_computes_and_leaves_what_moves():
+    work = _work(Product("ffn.up", 8192, 4096), attention=(Attention(8, 128),))
+    double = replace(FOUR, chip=replace(CHIP, bf16_tflops=200))
+    for name, rows, ratio in (("products ffn.up", 4, 0.5), ("attention", 4, 0.5), ("between products", 4, 1.0), ("optimizer", 4, 1.0)):
+        assert _part(work, name, rows=rows, topology=double) == pytest.approx(ratio * _part(work, name, rows=rows)), name
+    assert _part(work, "products ffn.up", seq_len=8, topology=double) == _part(work, "products ffn.up", seq_len=8)
+
+
+def test_sizes_are_rounded_up_to_the_matrix_unit():
+    wide = replace(FOUR, chip=replace(CHIP, tile=256))
+    exact, odd = Product("ffn.up", 8192, 4096), Product("ffn.up", 8192, 3841)
+    assert _part(_work(odd), "products ffn.up", rows=4, topology=wide) == pytest.approx(_part(_work(exact), "products ffn.up", rows=4))
+    # Heads of 128 fill half of a unit of 256.
+    heads = _work(attention=(Attention(8, 128),))
+    assert _part(heads, "attention", topology=wide) == pytest.approx(2 * _part(heads, "attention"))
+
+
+@pytest.mark.parametrize("window", [None, 96])
+def test_attention_counts_the_pairs_that_a_mask_lets_through(window):
+    query, key = np.indices((256, 256))
+    mask = (key <= query) & (query - key < (window or 256))
+    by_hand = 2 * 3.5 * 4 * 8 * 128 * mask.sum() / 25e12  # 2 rows; forward, and 2.5 times that backward; a quarter of the peak
+    assert _part(_work(attention=(Attention(8, 128, window),)), "attention", rows=2, seq_len=256) == pytest.approx(by_hand)
+
+
+def test_what_stands_between_products_is_written_and_read_once():
+    work = replace(_work(Product("mixer.query", 512, 700), Product("ffn.up", 512, 300)), norms=2)
+    by_hand = 3 * 2 * 2 * (700 + 300 + 2 * 512) * 1024 / 1e12  # forward and twice that backward; in and out; 2 bytes
+    assert _part(work, "between products") == pytest.approx(by_hand)
+    assert _part(work, "between products", saved=frozenset()) == pytest.approx(by_hand * 4 / 3)
+
+
+def test_the_optimizer_moves_thirty_two_bytes_of_each_of_its_parameters():
+    assert _part(_work(other=4_000_000), "optimizer") == pytest.approx(32e6 / 1e12)
+
+
+def test_only_what_is_needed_and_was_not_saved_is_made_again():
+    products = Product("mixer.out", 8192, 4096), Product("ffn.up", 8192, 4096), Product("ffn.down", 8192, 4096, needed=False)
+    work = _work(*products, attention=(Attention(8, 128),))
+    names = [f"products {product.name}" for product in products] + ["attention"]
+    whole = [_part(work, name, rows=4) for name in names]
+    cases = [
+        (frozenset(), [4 / 3, 4 / 3, 1, 4.5 / 3.5]),
+        (frozenset({"mixer.out"}), [1, 4 / 3, 1, 4.5 / 3.5]),
+        (frozenset({"mixer.out", "ffn.up", "ffn.down"}), [1, 1, 1, 4.5 / 3.5]),
+        (frozenset({"attention"}), [4 / 3, 4 / 3, 1, 1]),
+    ]
+    for saved, ratios in cases:
+        assert [_part(work, name, rows=4, saved=saved) for name in names] == pytest.approx(
+            [r * w for r, w in zip(ratios, whole, strict=True)]
+        )
+
+
+def test_weights_are_gathered_twice_and_gradients_scattered_once_a_microbatch():
+    work = _work(Product("ffn.up", 8192, 4096), other=1_000_000)
+    parameters = 8192 * 4096 + 1_000_000
+    for accumulate in (1, 3):
+        layout = Layout(rows=4, within=FSDP, accumulate=accumulate)
+        found = {(c.kind, c.axis): c for c in predict_work(work, layout, FOUR, seq_len=1024).collectives}
+        assert set(found) == {("all-gather", "fsdp"), ("reduce-scatter", "fsdp")}
+        assert found["all-gather", "fsdp"].bytes == 2 * accumulate * 2 * parameters
+        assert found["reduce-scatter", "fsdp"].bytes == accumulate * 4 * parameters
+
+
+def test_half_of_the_weights_collectives_hides_behind_products_while_there_is_room():
+    work = _work(Product("ffn.up", 8192, 4096))
+    prediction = predict_work(work, Layout(rows=400, within=FSDP), FOUR, seq_len=1024)
+    assert [c.exposed for c in prediction.collectives] == pytest.approx([c.seconds / 2 for c in prediction.collectives])
+    few = predict_work(work, Layout(rows=1, within=FSDP), FOUR, seq_len=8)
+    hidden = sum(c.seconds - c.exposed for c in few.collectives)
+    assert hidden == pytest.approx(few.parts["products ffn.up"] + few.parts["attention"])
+    assert few.step_seconds == pytest.approx(sum(few.parts.values()) + sum(c.exposed for c in few.collectives))
+
+
+def test_a_tensor_axis_splits_products_and_adds_sums_of_the_stream():
+    products = Product("ffn.up", 512, 8192, count=2, split="outputs"), Product("ffn.down", 8192, 512, count=2, split="inputs", needed=False)
+    work = _work(*products)
+    alone = predict_work(work, Layout(rows=4, within={"data": 4}), FOUR, seq_len=1024)
+    split = predict_work(work, Layout(rows=4, within={"data": 2, "tensor": 2}), FOUR, seq_len=1024)
+    for product in products:
+        assert split.parts[f"products {product.name}"] == pytest.approx(alone.parts[f"products {product.name}"] / 2)
+    (summed,) = [c for c in split.collectives if c.axis == "tensor"]
+    # Two layers, forward and backward, and the loss's gradient, of 4096 tokens of 512 features in bfloat16.
+    assert summed.bytes == (2 * 2 + 1) * 2 * 4096 * 512
+    assert summed.exposed == summed.seconds
+    (gradients,) = [c for c in split.collectives if c.axis == "data"]
+    assert gradients.bytes == 4 * 2 * 2 * 512 * 8192 / 2
+
+
+def test_experts_compute_what_tokens_use_and_hold_what_the_axis_leaves():
+    used = Product("ffn.up", 512, 2048, copies=8, used=2, split="outputs"), Product("ffn.down", 2048, 512, copies=8, used=2, split="inputs")
+    work = _work(*used, other=1000)
+    prediction = predict_work(work, Layout(rows=64, within={"expert": 4}), FOUR, seq_len=1024)
+    assert prediction.parts["products ffn.up"] == pytest.approx(3 * 2 * 2 * 65536 * 512 * 2048 / 50e12)
+    assert prediction.parts["optimizer"] == pytest.approx(32 * (work.parameters - 1000) / 4 / 1e12, rel=1e-3)
+    found = {(c.kind, c.axis): c.bytes for c in prediction.collectives}
+    assert found["all-to-all", "expert"] == 4 * 2 * 2 * 65536 * 512  # there and back, forward and backward, 2 experts a token, bfloat16
+    assert found["all-reduce", "expert"] == 4 * 1000  # what is not an expert's
+
+
+@pytest.mark.parametrize(
+    "field", ["bf16_tflops", "hbm_gbps", "link_gbps", "network_gbps", "matmul_share", "attention_share", "hidden_share"]
+)
+def test_a_better_chip_is_never_slower(field):
+    work = _work(
+        Product("ffn.up", 4096, 4096, split="outputs"), Product("ffn.down", 4096, 4096, split="inputs"), attention=(Attention(8, 128),)
+    )
+    for slices in (1, 2):
+        layout = Layout(rows=2, within={"fsdp": 2, "tensor": 2}, across={"data": slices})
+        slow = replace(FOUR, slices=slices)
+        fast = replace(slow, chip=replace(CHIP, **{field: 1.5 * getattr(CHIP, field)}))
+        speeds = [predict_work(work, layout, machine, seq_len=512).tokens_per_second_per_device for machine in (slow, fast)]
+        assert speeds[1] >= speeds[0] * (1 - 1e-12)
+
+
+def _run(*overrides: str):
+    return load_run("tiny", ["data.tokenizer.vocab_size=300", *overrides]).config
+
+
+@pytest.mark.parametrize("preset", ["tiny-llama", "gemma2-2b", "gpt3-52k"])
+def test_parameters_and_flops_are_those_of_the_model_that_trains(preset):
+    config = load_run("default", [f"model.preset={preset}"]).config
+    model, work = Model(config.model.spec()), workload(config)
+    assert work.parameters == model.parameter_count
+    assert work.flops_per_token(128) == pytest.approx(model_flops(model, seq_len=128))
+
+
+def test_mfu_and_rate_follow_from_the_step():
+    config = load_run("default", ["model.preset=llama3.1-8b", "train.batch_size=32", "train.seq_len=8192", "train.remat=full"]).config
+    topology = parse_topology("v5p:2x2x4")
+    prediction = predict(config, topology)
+    assert prediction.tokens_per_second_per_device == pytest.approx(32 * 8192 / 16 / prediction.step_seconds)
+    flops = model_flops(Model(config.model.spec()), seq_len=8192)
+    assert prediction.mfu == pytest.approx(flops * prediction.tokens_per_second_per_device / 459e12)
+    assert 0.4 < prediction.mfu < 0.7
+
+
+def test_the_layout_of_a_run_is_its_mesh_its_rows_and_its_recomputation():
+    overrides = "train.batch_size=32", "train.accumulate=2", "mesh.tensor=2", "mesh.cross_slice.data=2"
+    config = _run(*overrides, "train.remat=dots")
+    layout = layout_of(config, parse_topology("2*v5p:2x2x1"))
+    assert (layout.rows, layout.accumulate, layout.total("fsdp"), layout.total("tensor"), layout.total("data")) == (4, 2, 2, 2, 2)
+    assert not layout.again("ffn.gate")
+    assert layout.again("attention")
+    assert layout_of(_run(*overrides, "train.remat=full"), parse_topology("2*v5p:2x2x1")).again("ffn.gate")
+    assert not layout_of(_run(*overrides, "train.remat=none"), parse_topology("2*v5p:2x2x1")).again("attention")
+
+
+def test_a_chip_that_is_not_known_has_no_prediction():
+    with pytest.raises(ConfigError, match="v6x"):
+        parse_topology("v6x:4x4")
+
+
+def test_peaks_are_dense():
+    peaks = {chip.key: chip.flops for chip in chips()}
+    assert (peaks["a100"], peaks["h100"], peaks["tpu7x"]) == (312e12, 989e12, 2307e12 / 2)
+
+
+def test_fitted_constants_are_those_of_the_benchmark():
+    figures = json.loads((ROOT / "benchmarks/results/A3.json").read_text())["figures"]
+    for chip in chips():
+        unit = "gpu" if chip.platform == "gpu" else f"tpu {chip.tile}"
+        held = {unit: chip.matmul_share, "attention": chip.attention_share, "hidden": chip.hidden_share}
+        assert {f"share: {name}": share for name, share in held.items()}.items() <= figures.items(), chip.key
+        assert all("benchmarks A3" in chip.sources[name] for name in ("matmul_share", "attention_share", "hidden_share"))
+    assert math.isclose(figures["rows"], 13)
