@@ -14,6 +14,7 @@ PROGRAMS = {
     "P5": "p5_convert",
     "P6": "p6_generate",
     "P7": "p7_checkpoint",
+    "A3": "a3_predicted_speed",
 }
 
 

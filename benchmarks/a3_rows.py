@@ -1,0 +1,134 @@
+"""Published training speeds, each with the layout that was published with it."""
+
+from dataclasses import dataclass
+
+from telamon.config.load import load_run
+from telamon.plan.cost import Layout
+from telamon.plan.topology import Topology, parse_topology
+from telamon.plan.work import ATTENTION, Attention, Product, Workload, workload
+
+_QKV = frozenset({"mixer.query", "mixer.key", "mixer.value"})
+_OUT, _DOWN, _ATTENTION = frozenset({"mixer.out"}), frozenset({"ffn.down"}), frozenset({ATTENTION})
+_NOTHING: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published figure."""
+
+    model: str
+    machine: str
+    seq_len: int
+    published: float
+    """Tokens a second and JAX device."""
+    rows: int
+    """Rows of a device."""
+    saved: frozenset[str] | None
+    """What the backward pass finds saved, on the device or offloaded (see `Layout`)."""
+    source: str
+    """Where the layout is from."""
+    experts: int = 1
+    """Devices along the `expert` axis; all others are on `fsdp`."""
+    capacity: float | None = None
+    """A mixture's capacity factor, with tokens sent by one-hot products; none: no token is dropped."""
+
+    @property
+    def topology(self) -> Topology:
+        """The machine."""
+        return parse_topology(self.machine)
+
+    @property
+    def layout(self) -> Layout:
+        """How the step is laid out; types on the links are this program's."""
+        topology = self.topology
+        within = {"fsdp": topology.devices_per_slice // self.experts, "expert": self.experts}
+        return Layout(rows=self.rows, within=within, across={"fsdp": topology.slices}, saved=self.saved)
+
+    @property
+    def work(self) -> Workload:
+        """What the model computes: from its preset, or for the mixtures, which have no family yet, written out."""
+        if self.model in _MIXTURES:
+            return mixture(**_MIXTURES[self.model], capacity=self.capacity, seq_len=self.seq_len)
+        return workload(load_run("default", [f"model.preset={self.model}"]).config)
+
+    @property
+    def by_hand(self) -> bool:
+        """There is no preset: the arithmetic is checked, and no model stands behind it."""
+        return self.model in _MIXTURES
+
+
+_MIXTURES = {
+    "mixtral-8x7b": {"d_model": 4096, "d_ff": 14336, "layers": 32, "heads": 32, "vocab": 32000},
+    "mixtral-8x22b": {"d_model": 6144, "d_ff": 16384, "layers": 56, "heads": 48, "vocab": 32768},
+}
+
+
+def mixture(
+    *, d_model: int, d_ff: int, layers: int, heads: int, vocab: int, capacity: float | None, seq_len: int, experts: int = 8, used: int = 2
+) -> Workload:
+    """A mixture of Mixtral's kind: 8 key-value heads of 128, gated experts, an untied head."""
+    kv, width = 8 * 128, heads * 128
+    sent = used * (capacity or 1.0)
+    products = [
+        Product("mixer.query", d_model, width, layers, split="outputs"),
+        Product("mixer.key", d_model, kv, layers, split="outputs"),
+        Product("mixer.value", d_model, kv, layers, split="outputs"),
+        Product("mixer.out", width, d_model, layers, split="inputs"),
+        Product("ffn.gate", d_model, d_ff, layers, copies=experts, used=sent, split="outputs"),
+        Product("ffn.up", d_model, d_ff, layers, copies=experts, used=sent, split="outputs"),
+        Product("ffn.down", d_ff, d_model, layers, copies=experts, used=sent, split="inputs"),
+    ]
+    other = 2 * vocab * d_model + (2 * layers + 1) * d_model + layers * d_model * experts
+    active = sum(p.parameters // experts * used if p.copies > 1 else p.parameters for p in products)
+    if capacity is not None:
+        # A row's tokens times a one-hot array of its places at all experts, there and back.
+        places = int(sent * seq_len)
+        products.append(Product("ffn.dispatch", places, d_model, layers, copies=0))
+        products.append(Product("ffn.combine", places, d_model, layers, copies=0, needed=False))
+    attention = (Attention(heads, 128, count=layers),)
+    return Workload(d_model, vocab, 2 * layers + 1, tuple(products), attention, other, active + other - vocab * d_model)
+
+
+_RECIPES = "tpu-recipes of AI-Hypercomputer, training"
+
+ROWS = (
+    Row("llama3.1-8b", "v6e:16x16", 8192, 7207, 4, _QKV | _OUT, f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-256"),
+    Row("llama3.1-70b", "v6e:16x16", 8192, 960, 5, _QKV, f"{_RECIPES}/trillium/Llama3.1-70B-MaxText/v6e-256"),
+    Row("llama3.1-405b", "v6e:16x16", 8192, 150, 1, _NOTHING, f"{_RECIPES}/trillium/Llama3.1-405B-MaxText; measured on two such slices"),
+    Row("llama2-70b", "v6e:16x16", 4096, 900, 2, _QKV, f"{_RECIPES}/trillium/Llama2-70B-MaxText, rows as in its log"),
+    Row("mixtral-8x7b", "v6e:16x16", 4096, 3899, 12, _QKV | _OUT, f"{_RECIPES}/trillium/Mixtral-8x7B-MaxText", capacity=1.25),
+    Row(
+        "mixtral-8x22b",
+        "v6e:16x16",
+        4096,
+        1326,
+        8,
+        _QKV | _OUT,
+        "MaxText, benchmarks/maxtext_trillium_model_configs.py, mixtral_8x22b_dropped",
+        experts=4,
+        capacity=1.25,
+    ),
+    Row("llama2-70b", "v5p:4x8x8", 4096, 692, 4, _QKV | _OUT | _DOWN, "MaxText, configs/tpu/v5p/llama2_70b.sh"),
+    Row(
+        "llama3.1-405b",
+        "v5p:4x8x8",
+        8192,
+        125,
+        2,
+        _ATTENTION | _DOWN,
+        f"{_RECIPES}/v5p/Llama3.1-405B-MaxText; its log is of twice the chips",
+    ),
+    Row("mixtral-8x7b", "v5p:4x4x8", 4096, 2909, 36, _NOTHING, f"{_RECIPES}/v5p/Mixtral-8X7B-Maxtext"),
+    Row("llama3.1-70b", "tpu7x:4x4x4", 8192, 2687 / 2, 2, _QKV | _ATTENTION, f"{_RECIPES}/ironwood/llama3.1-70b/8k-bf16-tpu7x-4x4x4"),
+    Row(
+        "llama3.1-405b",
+        "tpu7x:4x8x8",
+        8192,
+        500 / 2,
+        3,
+        _DOWN | {"mixer.key", "mixer.value"},
+        f"{_RECIPES}/ironwood/llama3.1-405b/8k-bf16-tpu7x-4x8x8",
+    ),
+    Row("llama2-7b", "h100:8", 4096, 11361, 4, None, "MaxText, configs/gpu/models/llama2_7b.yml"),
+    Row("llama3-70b", "h100:8x16", 8192, 1052, 4, _NOTHING, "MaxText, configs/gpu/models/llama3_70b.yml; the figure came without a layout"),
+)
