@@ -9,6 +9,8 @@ import pytest
 import reference_numpy
 
 from telamon.kernels.attention import Places, Scores, attention, reference_attention, visible
+from telamon.kernels.attention.chunked import _CPU
+from telamon.kernels.attention.chunked import _layout as _layout_of_blocks
 
 N, K, H = 4, 2, 8
 SCALE = H**-0.5
@@ -103,18 +105,49 @@ def test_a_window_of_w_is_w_keys(T: int, window: int, pairs: int):
         assert np.flatnonzero(seen[i]).tolist() == list(range(max(0, i - window + 1), i + 1))
 
 
-@pytest.mark.parametrize("scores", [Scores(0.3, softcap=2.0), Scores(0.5, window=40), Scores(0.3, softcap=2.0, window=150)], ids=str)
-def test_caps_and_windows_equal_the_reference_in_value_and_gradient(scores: Scores):
-    """Over several blocks of queries; the cap bites on most scores."""
+SINKS = jnp.array([-1.0, 0.5, 4.0, 1.0])
+"""For each query head; the third takes most of its queries' weight."""
+
+
+@pytest.mark.parametrize(
+    ("scores", "sinks"),
+    [
+        (Scores(0.3, softcap=2.0), SINKS),
+        (Scores(0.5, window=40), None),
+        (Scores(0.3, softcap=2.0, window=150), None),
+        (Scores(0.5, chunk=64), SINKS),
+        (Scores(0.5, window=70, chunk=100), SINKS),
+    ],
+    ids=str,
+)
+def test_every_rule_equals_the_reference_in_value_and_gradient(scores: Scores, sinks: jax.Array | None):
+    """Over several blocks of queries, which for short windows and chunks slide over the keys; the cap bites on most scores."""
     T = 300
     positions, segments = _layout(T)
     places = Places(jnp.asarray(positions), jnp.asarray(segments))
     q, k, v = _arrays(4, T, T)
-    mask = visible(places, places, scores.window)
-    expected = _value_and_gradients(functools.partial(reference_attention, scores=scores), 3.0 * q, k, v, mask)
-    blocks = functools.partial(attention, queries=places, keys=places, scores=scores, aligned=True)
-    for name, ours, theirs in zip("oqkv", _value_and_gradients(blocks, 3.0 * q, k, v), expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=name)
+    mask = visible(places, places, scores.window, scores.chunk)
+
+    def results(function: Callable[..., jax.Array]) -> Any:
+        out, pull = jax.vjp(lambda q, k, v, sinks: function(q, k, v, sinks=sinks), 3.0 * q, k, v, sinks)
+        d_q, d_k, d_v, d_sinks = pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
+        return {"out": out, "q": d_q, "k": d_k, "v": d_v, "sinks": d_sinks}
+
+    ours = jax.jit(lambda: results(functools.partial(attention, queries=places, keys=places, scores=scores, aligned=True)))()
+    theirs = jax.jit(lambda: results(functools.partial(reference_attention, mask=mask, scores=scores)))()
+    assert (ours["sinks"] is None) == (sinks is None)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours, theirs)
+
+
+def test_blocks_are_compared_with_the_keys_in_reach_only():
+    """At T 2048: 9/16 of all pairs when nothing limits the reach; of 256 keys in reach, at most 128 + 256 for each query."""
+    pairs = {}
+    for reach in (None, 256, 2000):
+        layout = _layout_of_blocks(2048, 2048, _CPU, aligned=True, reach=reach)
+        pairs[reach] = sum((span.stop - span.start) * span.keys for span in layout.spans)
+    assert pairs == {None: 2048 * 2048 * 9 // 16, 256: 2048 * (128 + 256), 2000: 2048 * 2048 * 9 // 16}
+    unaligned = _layout_of_blocks(16, 2048, _CPU, aligned=False, reach=256)
+    assert [span.keys for span in unaligned.spans] == [2048]
 
 
 def test_a_cap_is_applied_before_the_mask_and_after_the_scale():
@@ -140,7 +173,12 @@ def test_bfloat16_gradients_stay_near_float32():
         assert np.linalg.norm(ours.astype(jnp.float32) - theirs) < 2e-2 * np.linalg.norm(theirs), name
 
 
-def test_queries_later_than_the_keys_given_read_a_cache():
+@pytest.mark.parametrize(
+    ("scores", "sinks"),
+    [(Scores(SCALE), None), (Scores(SCALE, window=30), SINKS), (Scores(SCALE, softcap=1.0, chunk=64), SINKS)],
+    ids=str,
+)
+def test_queries_later_than_the_keys_given_read_a_cache(scores: Scores, sinks: jax.Array | None):
     """200 new tokens after 90 cached ones, of which the first 5 are padding; 30 slots are not written yet."""
     T, S, written = 200, 320, 90
     q, k, v = _arrays(2, T, S)
@@ -149,8 +187,9 @@ def test_queries_later_than_the_keys_given_read_a_cache():
     k_positions = np.broadcast_to(np.maximum(np.arange(S) - 5, 0), (2, S))
     k_segments = np.broadcast_to(((np.arange(S) >= 5) & (np.arange(S) < written + T)).astype(np.int32), (2, S))
     queries, keys = Places(jnp.asarray(q_positions), jnp.asarray(q_segments)), Places(jnp.asarray(k_positions), jnp.asarray(k_segments))
-    out = jax.jit(lambda q, k, v: attention(q, k, v, queries=queries, keys=keys, scores=Scores(SCALE), aligned=False))(q, k, v)
-    np.testing.assert_allclose(out, _reference(q, k, v, visible(queries, keys)), atol=2e-6)
+    out = jax.jit(lambda q, k, v: attention(q, k, v, queries=queries, keys=keys, scores=scores, aligned=False, sinks=sinks))(q, k, v)
+    seen = visible(queries, keys, scores.window, scores.chunk)
+    np.testing.assert_allclose(out, reference_attention(q, k, v, seen, scores=scores, sinks=sinks), atol=2e-6)
 
 
 @pytest.mark.parametrize("T", [5, 150])
