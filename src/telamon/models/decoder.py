@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from telamon.kernels.attention import SAVED
 from telamon.kernels.cross_entropy import capped
 from telamon.kernels.embedding import look_up
 from telamon.layers.param import table
@@ -17,7 +18,10 @@ from telamon.parallel.rules import constrain
 REMAT_POLICIES = {
     "none": None,
     "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    # A kernel of attention hides its products: what it gives is kept by name.
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(SAVED)
+    ),
 }
 
 

@@ -7,10 +7,10 @@ import jax
 
 from telamon.kernels.attention.pick import PATHS, choose
 from telamon.kernels.attention.reference import reference_attention
-from telamon.kernels.attention.rule import Places, Request, Scores, visible
+from telamon.kernels.attention.rule import SAVED, Places, Request, Scores, visible
 from telamon.parallel.target import target
 
-__all__ = ["Places", "Scores", "attention", "reference_attention", "visible"]
+__all__ = ["SAVED", "Places", "Scores", "attention", "reference_attention", "visible"]
 
 
 def attention(

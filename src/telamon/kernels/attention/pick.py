@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from telamon.kernels.attention import chunked
+from telamon.kernels.attention import chunked, splash
 from telamon.kernels.attention.rule import Request
 from telamon.kernels.picks import Pick, first_that_serves, noted
 
@@ -20,11 +20,12 @@ class Path(NamedTuple):
 
 
 PATHS: dict[str, Path] = {
+    "splash": Path(splash.refusal, splash.run),
     "chunked": Path(chunked.refusal, chunked.run),
 }
 
 PLATFORMS: dict[str, tuple[str, ...]] = {
-    "tpu": ("chunked",),
+    "tpu": ("splash", "chunked"),
     "gpu": ("chunked",),
     "cpu": ("chunked",),
 }

@@ -14,6 +14,9 @@ from telamon.parallel.target import Target
 HIDDEN = -1e30
 """Score of a key that is not seen; finite, so that a query without any visible key stays free of NaN."""
 
+SAVED = "attention"
+"""Name of what a kernel computes forward, for the policies that say what the backward pass may keep."""
+
 
 class Places(NamedTuple):
     """Where tokens are: position within the document, and document within the row (0 for padding), [B, length] each."""
