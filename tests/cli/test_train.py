@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from telamon.config.load import load_run
+from telamon.plan.saved import compile_steps, save_programs
+from telamon.train.job import make_job
 from telamon.train.schedule import learning_rate_schedule
+from telamon.watch.trackers import read_metrics
 
 QUICK = ("tiny", "train.steps=2", "watch.peak_tflops=1", "watch.tensorboard=false", "checkpoint.asynchronous=false")
 
@@ -97,3 +100,23 @@ def test_a_run_is_not_written_over(telamon, here):
     assert telamon("train", *QUICK, "run.name=first", "train.stop_at=1").code == 0
     answer = telamon("train", *QUICK, "run.name=first")
     assert answer.code == 2 and "resume=runs/first" in answer.err
+
+
+def test_a_step_compiled_before_gives_the_same_run_and_serves_no_other(telamon, here):
+    job = make_job(load_run("tiny", QUICK[1:]).config)
+    save_programs(job, compile_steps(job), here / "tiny.step")
+    answer = telamon("train", *QUICK, "run.name=loaded", "--compiled", "tiny.step")
+    assert answer.code == 0, answer.err
+    assert "compiled before, from tiny.step" in answer.out
+    assert telamon("train", *QUICK, "run.name=compiled").code == 0
+    timed = {"seconds", "tokens_per_second", "padded_tokens_per_second", "step_seconds", "data_wait", "mfu"}
+    loaded, compiled = (
+        [{name: value for name, value in line.items() if name not in timed} for line in read_metrics(here / "runs" / name)]
+        for name in ("loaded", "compiled")
+    )
+    assert loaded == compiled and loaded
+
+    refused = telamon("train", *QUICK, "train.seq_len=32", "run.name=other", "--compiled", "tiny.step")
+    assert refused.code == 2 and "train.seq_len: 64 in the file, 32 in this run" in refused.err
+    assert not (here / "runs" / "other").exists()
+    assert telamon("train", *QUICK, "train.seq_len=32", "--dry-run", "--compiled", "tiny.step").code == 2

@@ -1,5 +1,7 @@
 """`telamon train`: run a training job, new or resumed."""
 
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +16,10 @@ def train(
     arguments: RunArguments = None,
     imports: Imports = None,
     allow_mismatch: AllowMismatch = False,
+    compiled: Annotated[
+        Path | None,
+        typer.Option("--compiled", help="A file of `telamon plan --save`: train with the step compiled there. It is run like code."),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check the run against this machine's devices and say what it would be; train and write nothing."),
@@ -43,12 +49,20 @@ def train(
         config = load_resumed(resume, overrides, imports=imports or ()).config
     else:
         raise ConfigError(f"{_RESUME}{resume} goes on with that run's own config; leave {run} out, or train it as a new run")
+    programs = None
+    if compiled is not None:
+        from telamon.plan.saved import load_programs
+
+        programs = partial(load_programs, path=compiled)
     if dry_run:
+        from dataclasses import replace
+
         from telamon.train.job import make_job
         from telamon.train.start import describe_job
         from telamon.watch.log import facts, make_console
 
-        facts(make_console(), describe_job(make_job(config)))
+        job = make_job(config)
+        facts(make_console(), describe_job(replace(job, ready=programs(job)) if programs else job))
     else:
         from telamon.infer.samples import write_samples
         from telamon.train.loop import Finished, train
@@ -59,7 +73,7 @@ def train(
                 config, model=model, weights=weights, mesh=mesh, tokenizer=end.loader.tokenizer, run_dir=end.run.path, show=end.print
             )
 
-        train(config, resume=resume, allow_mismatch=allow_mismatch, at_end=[samples])
+        train(config, resume=resume, allow_mismatch=allow_mismatch, compiled=programs, at_end=[samples])
 
 
 def _take_resume(arguments: list[str]) -> tuple[str | None, list[str]]:

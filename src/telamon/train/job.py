@@ -2,9 +2,10 @@
 
 import functools
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import optax
@@ -27,6 +28,20 @@ from telamon.watch.throughput import AttentionCost, flops_per_token
 
 
 @dataclass(frozen=True)
+class Programs:
+    """Train steps that were compiled before."""
+
+    source: str
+    """Where they are from."""
+    steps: Mapping[int, Any]
+    """Rows of a batch -> the compiled step."""
+
+
+Kind = Literal["init", "train", "eval"]
+"""Which of a run's programs."""
+
+
+@dataclass(frozen=True)
 class Job:
     """A model on a mesh with its optimizer and loss, and its programs, each compiled once, in the background."""
 
@@ -35,6 +50,8 @@ class Job:
     model: Model
     optimizer: optax.GradientTransformation
     loss: Loss
+    ready: Programs | None = None
+    """Train steps that need no compilation; none: they are compiled."""
     _programs: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
     # Two at a time: most of a compilation runs on one core, and a third would take it from the data's preparation.
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "compile"))
@@ -51,7 +68,7 @@ class Job:
 
     def train_step(self, rows: int) -> Any:
         """The compiled step `(state, batch) -> (state, metrics)` for a batch of `rows`; the state is donated."""
-        return self._program("train", rows).result()
+        return self.ready.steps[rows] if self.ready else self._program("train", rows).result()
 
     def eval_step(self, rows: int) -> Any:
         """The compiled evaluation `(weights, batch) -> Measured`."""
@@ -59,7 +76,8 @@ class Job:
 
     def compile_ahead(self, *, first_step: int, evaluate: bool) -> None:
         """Start to compile what the run needs, in the order it needs it, and return at once."""
-        self._program("train", self.config.train.batch_size_at(first_step))
+        if self.ready is None:
+            self._program("train", self.config.train.batch_size_at(first_step))
         if first_step == 0:
             self._program("init", 0)
         if evaluate:
@@ -84,20 +102,21 @@ class Job:
         """A lowered program of this run, compiled with the run's options."""
         return compile_with(lowered, self.flags, given=self.config.train.xla_flags)
 
-    def _program(self, kind: str, rows: int) -> Future[Any]:
+    def _program(self, kind: Kind, rows: int) -> Future[Any]:
         with self._lock:
             if (kind, rows) not in self._programs:
                 self._programs[kind, rows] = self._pool.submit(self._compile, kind, rows)
             return self._programs[kind, rows]
 
-    def _compile(self, kind: str, rows: int) -> Any:
+    def _compile(self, kind: Kind, rows: int) -> Any:
         phases.mark("compile begin")
         with jax.set_mesh(self.mesh):
-            compiled = self.compiled(self._lower(kind, rows))
+            compiled = self.compiled(self.lowered(kind, rows))
         phases.mark("compile end")
         return compiled
 
-    def _lower(self, kind: str, rows: int) -> Any:
+    def lowered(self, kind: Kind, rows: int) -> Any:
+        """A program of the run, traced; needs the mesh in force, that of devices or, of those that only a compiler knows, the abstract one."""
         if kind == "init":
             init = bind_step(fresh_state, model=self.model, optimizer=self.optimizer, seed=self.config.train.seed)
             return jax.jit(init, out_shardings=shardings_of(self.abstract_state)).lower()

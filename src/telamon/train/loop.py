@@ -7,7 +7,7 @@ whole checkpoint when a run is resumed, else from the run that train.init_from n
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from telamon.parallel.host_memory import keep_freed_memory
 from telamon.parallel.peers import lost_peers
 from telamon.parallel.start import keep_programs, start_processes
 from telamon.train.evaluation import evaluate
-from telamon.train.job import Job, make_job
+from telamon.train.job import Job, Programs, make_job
 from telamon.train.placement import place
 from telamon.train.recorder import History, Recorder
 from telamon.train.run_dir import RunDirectory, create_run, forget_run, open_run, save_config
@@ -59,13 +59,21 @@ Hook = Callable[[Finished], None]
 
 
 @lost_peers()
-def train(config: RunConfig, *, resume: str | None = None, allow_mismatch: bool = False, at_end: Sequence[Hook] = ()) -> Summary:
+def train(
+    config: RunConfig,
+    *,
+    resume: str | None = None,
+    allow_mismatch: bool = False,
+    compiled: Callable[[Job], Programs] | None = None,
+    at_end: Sequence[Hook] = (),
+) -> Summary:
     """Run a training job to its end.
 
     Args:
         config: the run.
         resume: directory of the run to continue from its newest whole checkpoint.
         allow_mismatch: go on with weights that were trained with another tokenizer or chat template.
+        compiled: gives the steps of a job that were compiled before; none: they are compiled now.
         at_end: called in order, on every process, when training is done and saved, before the report is written.
 
     Raises:
@@ -79,6 +87,8 @@ def train(config: RunConfig, *, resume: str | None = None, allow_mismatch: bool 
     primary = jax.process_index() == 0
     console = make_console(quiet=not primary)
     job = make_job(config)
+    if compiled is not None:
+        job = replace(job, ready=compiled(job))
     run = open_run(resume) if resume else create_run(config)
     with StopRequest() as stop, run.store(config) as store:
         if primary:

@@ -47,6 +47,7 @@ def describe_job(job: Job) -> dict[str, str]:
     """What a job is, in a few lines."""
     config, train = job.config, job.config.train
     axes = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "1 device"
+    ready = {} if job.ready is None else {"train step": f"compiled before, from {job.ready.source}"}
     return {
         "model": f"{config.model.preset or config.model.family}, {job.model.parameter_count:,} parameters, {config.model.n_layers} layers",
         "devices": f"{job.mesh.size} x {job.mesh.devices.flat[0].device_kind}: {axes}",
@@ -55,6 +56,7 @@ def describe_job(job: Job) -> dict[str, str]:
         "weights": f"those of {train.init_from}" if train.init_from else f"fresh, from seed {train.seed}",
         "schedule": describe_schedule(config),
         "XLA options": describe_flags(config, job.mesh.devices.flat[0]),
+        **ready,
     }
 
 

@@ -21,6 +21,7 @@ PACKAGES = (
     "jaxlib",
     "libtpu",
     "jax-cuda13-plugin",
+    "jax-cuda13-pjrt",
     "flax",
     "optax",
     "orbax-checkpoint",
@@ -49,7 +50,7 @@ def describe_environment() -> dict[str, Any]:
         "git": git_state(),
         "system": platform.platform(),
         "cpu": {
-            "model": _cpu_model(),
+            "model": cpu_model(),
             "cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count(),
         },
         "memory_bytes": psutil.virtual_memory().total,
@@ -88,7 +89,8 @@ def git_state(file: str = __file__) -> dict[str, Any] | None:
     return {"sha": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Name of this machine's processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

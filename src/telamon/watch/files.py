@@ -31,7 +31,12 @@ def writing(path: str | os.PathLike[str], advice: str = _OF_A_RUN) -> Iterator[N
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, advice: str = _OF_A_RUN) -> None:
-    """Write a whole file so that a reader sees the old text or the new one, never a part.
+    """Write a whole text file, as :func:`write_bytes` does."""
+    write_bytes(path, text.encode(), advice=advice)
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes, *, advice: str = _OF_A_RUN) -> None:
+    """Write a whole file so that a reader sees the old content or the new one, never a part.
 
     Raises:
         ConfigError: the file cannot be written; the message names it and ends with `advice`.
@@ -40,14 +45,14 @@ def write_text(path: str | os.PathLike[str], text: str, *, advice: str = _OF_A_R
         if is_url(path):
             import fsspec
 
-            with fsspec.open(os.fspath(path), "w", encoding="utf-8") as file:
-                file.write(text)  # pyright: ignore[reportAttributeAccessIssue]
+            with fsspec.open(os.fspath(path), "wb") as file:
+                file.write(content)  # pyright: ignore[reportAttributeAccessIssue]
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.parent / f".{target.name}.{os.getpid()}.part"
         try:
-            part.write_text(text, encoding="utf-8")
+            part.write_bytes(content)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
