@@ -4,12 +4,14 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from telamon.config.hardware import chips
 from telamon.config.load import load_run
+from telamon.config.schema import TrainConfig
 from telamon.errors import ConfigError
 from telamon.models.weights import Model
 from telamon.plan.cost import Layout, layout_of, predict, predict_work
@@ -83,6 +85,13 @@ def test_the_optimizer_moves_thirty_two_bytes_of_each_of_its_parameters():
     assert _part(_work(other=4_000_000), "optimizer") == pytest.approx(32e6 / 1e12)
 
 
+def test_the_loss_is_three_products_and_eighteen_bytes_a_logit():
+    work = replace(_work(), d_model=8192, vocab=50_000)
+    by_hand = 3 * 2 * 4096 * 8192 * 50_000 / 50e12 + 18 * 4096 * 50_000 / 1e12
+    assert _part(work, "loss", rows=4) == pytest.approx(by_hand)
+    assert _part(work, "loss", rows=4, within={"fsdp": 2, "tensor": 2}) == pytest.approx(by_hand / 2)
+
+
 def test_only_what_is_needed_and_was_not_saved_is_made_again():
     products = Product("mixer.out", 8192, 4096), Product("ffn.up", 8192, 4096), Product("ffn.down", 8192, 4096, needed=False)
     work = _work(*products, attention=(Attention(8, 128),))
@@ -142,6 +151,7 @@ def test_experts_compute_what_tokens_use_and_hold_what_the_axis_leaves():
     prediction = predict_work(work, Layout(rows=64, within={"expert": 4}), FOUR, seq_len=1024)
     assert prediction.parts["products ffn.up"] == pytest.approx(3 * 2 * 2 * 65536 * 512 * 2048 / 50e12)
     assert prediction.parts["optimizer"] == pytest.approx(32 * (work.parameters - 1000) / 4 / 1e12, rel=1e-3)
+    assert prediction.tokens_per_second_per_device == pytest.approx(64 * 1024 / prediction.step_seconds)
     found = {(c.kind, c.axis): c.bytes for c in prediction.collectives}
     assert found["all-to-all", "expert"] == 4 * 2 * 2 * 65536 * 512  # there and back, forward and backward, 2 experts a token, bfloat16
     assert found["all-reduce", "expert"] == 4 * 1000  # what is not an expert's
@@ -171,7 +181,17 @@ def test_parameters_and_flops_are_those_of_the_model_that_trains(preset):
     config = load_run("default", [f"model.preset={preset}"]).config
     model, work = Model(config.model.spec()), workload(config)
     assert work.parameters == model.parameter_count
-    assert work.flops_per_token(128) == pytest.approx(model_flops(model, seq_len=128))
+    assert work.flops_per_token(8192) == pytest.approx(model_flops(model, seq_len=8192))
+
+
+def test_the_last_product_of_a_block_is_needed_where_a_norm_reads_it():
+    found = {}
+    for preset in ("llama3.1-8b", "gemma2-2b", "olmo2-1b"):
+        work = workload(load_run("default", [f"model.preset={preset}"]).config)
+        needed = {product.name: product.needed for product in work.products}
+        assert all(value for name, value in needed.items() if name != "ffn.down")
+        found[preset] = (needed["ffn.down"], work.norms)
+    assert found == {"llama3.1-8b": (False, 2 * 32 + 1), "gemma2-2b": (True, 4 * 26 + 1), "olmo2-1b": (True, 2 * 16 + 1)}
 
 
 def test_mfu_and_rate_follow_from_the_step():
@@ -193,6 +213,12 @@ def test_the_layout_of_a_run_is_its_mesh_its_rows_and_its_recomputation():
     assert layout.again("attention")
     assert layout_of(_run(*overrides, "train.remat=full"), parse_topology("2*v5p:2x2x1")).again("ffn.gate")
     assert not layout_of(_run(*overrides, "train.remat=none"), parse_topology("2*v5p:2x2x1")).again("attention")
+
+
+@pytest.mark.parametrize("remat", get_args(TrainConfig.model_fields["remat"].annotation))
+def test_every_way_to_recompute_has_a_prediction_and_saving_all_is_fastest(remat):
+    steps = [predict(_run(f"train.remat={way}"), parse_topology("v5p:2x2x1")).step_seconds for way in ("none", remat)]
+    assert steps[0] <= steps[1]
 
 
 def test_a_chip_that_is_not_known_has_no_prediction():
