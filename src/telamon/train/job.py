@@ -141,11 +141,16 @@ def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
     """
     check_devices(config, len(devices or jax.devices()))
     mesh = build_mesh(config.mesh, devices=devices)
-    how = config.train
-    model = Model(config.model.spec(), Numerics(dtype=how.compute_dtype, remat=how.remat, attention=how.attention))
+    model = Model(config.model.spec(), numerics(config))
     check_flags(config, mesh.devices.flat[0])
     check_sharded(mesh, shapes=sharded_shapes(model, mesh), limit=config.mesh.replicated_limit)
     return Job(config, mesh, model, build_optimizer(config, model), language_model_loss(config.train))
+
+
+def numerics(config: RunConfig) -> Numerics:
+    """How a run's model is run in training."""
+    how = config.train
+    return Numerics(dtype=how.compute_dtype, remat=how.remat, attention=how.attention)
 
 
 def model_flops(model: Model, *, seq_len: int) -> float:

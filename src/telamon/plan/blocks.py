@@ -1,0 +1,86 @@
+"""What the passes over a model's layers and its loss keep, traced on abstract arrays a block at a time."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.extend.core import Jaxpr, Var
+
+from telamon.kernels.cross_entropy import cross_entropy
+from telamon.layers.parts import Context
+from telamon.models.decoder import REMAT_POLICIES, Block, Numerics
+from telamon.models.spec import ModelSpec, StackSpec
+from telamon.plan.working_set import ROWS, Size, size_of, working_set
+
+
+@dataclass(frozen=True)
+class StackCost:
+    """One stack of blocks, in bytes of a device that holds whole weights of its layers, as functions of its rows."""
+
+    saved: Size
+    """What all layers keep for the backward pass."""
+    working: tuple[Size, ...]
+    """Backward pass of one repetition of the pattern: the moments that may be its peak."""
+
+
+@functools.lru_cache(maxsize=256)
+def stack_cost(stack: StackSpec, *, d_model: int, seq_len: int, numerics: Numerics) -> StackCost:
+    """Trace a repetition of a stack's pattern, forward for what it saves and backward for what it works with."""
+    blocks = nnx.eval_shape(lambda: nnx.List([Block(block, d_model=d_model, n_layers=1, rngs=nnx.Rngs(0)) for block in stack.pattern]))
+    graph, weights = nnx.split(blocks)
+    ids = jax.ShapeDtypeStruct((ROWS, seq_len), jnp.int32)
+    stream = jax.ShapeDtypeStruct((ROWS, seq_len, d_model), numerics.dtype)
+
+    def layer(weights: Any, stream: jax.Array, ids: jax.Array) -> jax.Array:
+        ctx = Context(ids, ids, ids, ids, ids, None)
+        for block in nnx.merge(graph, weights):
+            stream = block(stream, ctx, None)[0]
+        return stream
+
+    if numerics.remat != "none":
+        layer = jax.checkpoint(layer, policy=REMAT_POLICIES[numerics.remat], prevent_cse=False)
+
+    def forward(ids: jax.Array, weights: Any, stream: jax.Array) -> Any:
+        return jax.vjp(lambda weights, stream: layer(weights, stream, ids), weights, stream)
+
+    traced, (_, pull) = jax.make_jaxpr(forward, return_shape=True)(ids, weights, stream)
+    each, once = _saved(traced.jaxpr, outputs=1, ids=1, weights=len(jax.tree.leaves(weights)))
+    backward = jax.make_jaxpr(lambda pull, d_stream: pull(d_stream))(pull, stream)
+    working = working_set(backward.jaxpr, handed_on=len(jax.tree.leaves(weights)))
+    return StackCost(Size(once.fixed + each.fixed * stack.repeats, once.row + each.row * stack.repeats), working)
+
+
+def _saved(jaxpr: Jaxpr, *, outputs: int, ids: int, weights: int) -> tuple[Size, Size]:
+    """Residuals that each layer keeps, and those that all layers share, for they come from the positions alone."""
+    given = set(jaxpr.invars[: ids + weights])
+    by_layer = set(jaxpr.invars[ids:])
+    for eqn in jaxpr.eqns:
+        if any(isinstance(var, Var) and var in by_layer for var in eqn.invars):
+            by_layer.update(eqn.outvars)
+    each, once = Size(), Size()
+    for var in dict.fromkeys(var for var in jaxpr.outvars[outputs:] if isinstance(var, Var)):
+        if var in given:
+            continue
+        if var in by_layer:
+            each += size_of(var.aval)
+        else:
+            once += size_of(var.aval)
+    return each, once
+
+
+@functools.lru_cache(maxsize=64)
+def loss_working(spec: ModelSpec, *, vocab: int, dtype: str, z_loss: float) -> tuple[Size, ...]:
+    """The loss of one chunk with its gradients, as functions of the chunk's tokens; `vocab` columns are on the device."""
+    tokens = jax.ShapeDtypeStruct((ROWS, 1), jnp.int32)
+    hidden = jax.ShapeDtypeStruct((ROWS, 1, spec.d_model), dtype)
+    head = jax.ShapeDtypeStruct((spec.d_model, vocab), jnp.float32)
+
+    def loss(hidden: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
+        how = {"chunk": ROWS, "z_loss": z_loss, "softcap": spec.final_softcap, "vocab": min(vocab, spec.vocab_size)}
+        return cross_entropy(hidden, head, targets, jnp.ones(targets.shape), **how).objective
+
+    traced = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(hidden, head, tokens)
+    return working_set(traced.jaxpr)

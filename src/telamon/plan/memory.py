@@ -1,0 +1,310 @@
+"""Bytes a device needs for a training step or for decoding, by arithmetic on abstract shapes: no compiler, no arrays.
+
+What is stored (weights, moments, batch) is exact. What a step makes is a peak over its phases, in the order in which they run:
+
+1. the loss: all saved activations, and what a chunk of logits and the head's gradient need;
+2. each stack of layers, last to first: activations still needed, gradients made so far, and a block's working set;
+3. the embedding: all gradients, and the table's gradient before the devices share it out;
+4. the update: all gradients, and once more where they are clipped.
+
+With microbatches the sum of their gradients stands beside all of it. A block's and the loss's own needs are read from their
+jaxprs (see `plan.working_set`).
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AbstractMesh
+
+from telamon.config.checks import check_devices
+from telamon.config.schema import AXES, ModelConfig, OptimizerConfig, RunConfig
+from telamon.models.weights import Model, WeightInfo, flatten
+from telamon.parallel.rules import weight_sharding
+from telamon.plan.blocks import loss_working, stack_cost
+from telamon.plan.topology import Topology
+from telamon.plan.working_set import most
+from telamon.train.job import numerics
+from telamon.train.optimizer import build_optimizer
+from telamon.train.placement import LEAVES
+from telamon.train.state import fresh_state
+
+_LOOKED_UP = ("embedding", "positions")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes a device, by what they hold."""
+
+    weights: int = 0
+    """Float32 master weights; for decoding, weights in the type of activations."""
+    optimizer: int = 0
+    """Moments."""
+    gradients: int = 0
+    """Float32, laid out like the weights; with microbatches those of one, and their sum."""
+    activations: int = 0
+    """What the forward pass saves for the backward pass; for decoding, the cache."""
+    temporaries: int = 0
+    """What else is live at the peak: a block's or the loss's working set, with gathered weights."""
+    inputs: int = 0
+    """The batch, the step's number, counts and the random key."""
+    code: int = 0
+    """The program; 0 where none was compiled."""
+    advice: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """For each part, the option that would lower it."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.arguments + self.gradients + self.activations + self.temporaries + self.code
+
+    @property
+    def arguments(self) -> int:
+        """What is there before the step begins."""
+        return self.weights + self.optimizer + self.inputs
+
+
+def estimate_memory(config: RunConfig, devices: Topology | int) -> Memory:
+    """What a training step of a run needs on each device.
+
+    Args:
+        config: the run; of a batch ramp the largest batch counts.
+        devices: the machine, or a number of devices of a kind that is not known.
+
+    Raises:
+        ConfigError: the run does not fit the number of devices.
+    """
+    layout = _Layout.of(config, devices)
+    how, arrays = config.train, _arrays_of(config)
+    steps = _Step(config, layout, arrays)
+    inputs = layout.rows * how.accumulate * how.seq_len * sum(dtype().itemsize for dtype in LEAVES.values()) + arrays.scalars
+    gradients = steps.gradients * (2 if how.accumulate > 1 else 1)
+    phases = steps.phases()
+    worst = max(phases, key=lambda name: phases[name])
+    return Memory(
+        weights=steps.gradients,
+        optimizer=sum(layout.held(moment) for moment in arrays.moments),
+        gradients=gradients,
+        activations=steps.saved,
+        temporaries=max(0, phases[worst] - gradients - steps.saved),
+        inputs=inputs,
+        advice=_advice(config, layout, worst),
+    )
+
+
+def estimate_decode_memory(config: RunConfig, devices: Topology | int, *, batch: int, length: int) -> Memory:
+    """What generating text needs on each device: weights in the type of activations, and keys and values of all layers.
+
+    Args:
+        config: the run whose model it is; its mesh lays out both.
+        devices: the machine, or a number of devices.
+        batch: rows that are generated at a time, over all devices.
+        length: tokens a row holds at most, the prompt's included.
+
+    Raises:
+        ConfigError: the mesh does not fit the number of devices.
+    """
+    layout = _Layout.of(config, devices, rows=batch)
+    arrays, spec, item = _arrays_of(config), layout.model.spec(), layout.itemsize
+    cached = sum(
+        stack.repeats * prod(shape) * item
+        for stack in spec.stacks
+        for block in stack.pattern
+        for shape in block.mixer.cache_shapes(batch=layout.rows, length=length).values()
+    )
+    held = sum(layout.held(_Array(info, info.shape, item if info.matrix else 4)) for info in arrays.weights.values())
+    logits = layout.rows * spec.vocab_rows // layout.totals["tensor"] * 4
+    return Memory(weights=held, activations=cached, temporaries=2 * logits, inputs=layout.rows * length * 8)
+
+
+def split_compiled(compiled: Any, estimate: Memory) -> Memory:
+    """A compiled step's own figures, split into parts.
+
+    Arguments are weights, optimizer and inputs, of which the first two are known exactly; inputs take the rest, with what the
+    compiler pads. Of temporaries the gradients and saved activations are the estimate's, and the rest is what remains.
+
+    Args:
+        compiled: its `argument_bytes`, `temp_bytes`, `output_bytes`, `alias_bytes` and `code_bytes` a device.
+        estimate: of the same run on the same devices.
+    """
+    fresh = compiled.temp_bytes + max(0, compiled.output_bytes - compiled.alias_bytes)
+    gradients = min(fresh, estimate.gradients)
+    activations = min(fresh - gradients, estimate.activations)
+    return Memory(
+        weights=estimate.weights,
+        optimizer=estimate.optimizer,
+        gradients=gradients,
+        activations=activations,
+        temporaries=fresh - gradients - activations,
+        inputs=max(0, compiled.argument_bytes - estimate.weights - estimate.optimizer),
+        code=compiled.code_bytes,
+        advice=estimate.advice,
+    )
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array of the training state."""
+
+    like: WeightInfo | None
+    """The weight that it is laid out like; none: it is whole on every device."""
+    shape: tuple[int, ...]
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """The training state's arrays, whatever the devices."""
+
+    weights: dict[str, WeightInfo]
+    moments: tuple[_Array, ...]
+    scalars: int
+    """Bytes of what belongs to no weight: the step's number and the optimizer's counts, and the random key."""
+
+
+def _arrays_of(config: RunConfig) -> _Arrays:
+    model: Any = config.model
+    optimizer: Any = config.optimizer
+    return _arrays(model, optimizer)
+
+
+@functools.lru_cache(maxsize=32)
+def _arrays(model_config: ModelConfig, optimizer_config: OptimizerConfig) -> _Arrays:
+    model = Model(model_config.spec())
+    # Nothing else of a run has a say in what is stored.
+    optimizer = build_optimizer(RunConfig.model_construct(model=model_config, optimizer=optimizer_config), model)
+    state = jax.eval_shape(lambda: fresh_state(model, optimizer, 0))
+
+    def array(leaf: Any, info: WeightInfo | None = None) -> Any:
+        return leaf if isinstance(leaf, optax.MaskedNode) else _Array(info, leaf.shape, _itemsize(leaf))
+
+    def masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    moments = optax.tree_utils.tree_map_params(optimizer, array, state.optimizer, model.info, transform_non_params=array, is_leaf=masked)
+    found = [array(state.step), array(state.key), *jax.tree.leaves(moments, is_leaf=lambda node: isinstance(node, _Array))]
+    scalars = sum(prod(leaf.shape) * leaf.itemsize for leaf in found if leaf.like is None)
+    return _Arrays(flatten(model.info), tuple(leaf for leaf in found if leaf.like is not None), scalars)
+
+
+def _itemsize(leaf: Any) -> int:
+    # A random key says the size of one of its words; it has two.
+    return 8 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a step lies on devices."""
+
+    totals: Mapping[str, int]
+    """Size of each mesh axis over all slices."""
+    mesh: AbstractMesh
+    """The mesh of a slice: across slices nothing but the batch is split."""
+    rows: int
+    """Rows a device has of a microbatch."""
+    model: ModelConfig
+    """Sizes that a device works on: heads and features that a mesh axis splits are its share."""
+    itemsize: int
+    """Bytes of an activation."""
+
+    @classmethod
+    def of(cls, config: RunConfig, devices: Topology | int, *, rows: int | None = None) -> "_Layout":
+        within = check_devices(config, devices if isinstance(devices, int) else devices.device_count).sizes()
+        across = config.mesh.cross_slice.sizes()
+        totals = {axis: within[axis] * across[axis] for axis in AXES}
+        how = config.train
+        batch = max(how.batch_size, *(stage.batch_size for stage in how.batch_ramp)) if how.batch_ramp else how.batch_size
+        share = (batch // how.accumulate if rows is None else rows) / (totals["data"] * totals["fsdp"])
+        divided = {
+            name: size // totals[axis] for axis, sizes in config.model.divided().items() if axis != "stage" for name, size in sizes.items()
+        }
+        mesh = _mesh(tuple(totals.values()))
+        return cls(totals, mesh, max(1, round(share)), config.model.model_copy(update=divided), 2 if how.compute_dtype == "bfloat16" else 4)
+
+    def held(self, array: _Array) -> int:
+        """Bytes of an array of the state on a device."""
+        shape = array.shape if array.like is None else _shard(self.mesh, array.like.axes, array.shape)
+        return prod(shape) * array.itemsize
+
+    def whole(self, info: WeightInfo) -> int:
+        """Bytes of a float32 weight on a device that has gathered its parts over `fsdp`."""
+        return prod(_shard(_mesh(tuple(1 if axis == "fsdp" else size for axis, size in self.totals.items())), info.axes, info.shape)) * 4
+
+
+@functools.lru_cache(maxsize=1024)
+def _mesh(sizes: tuple[int, ...]) -> AbstractMesh:
+    return AbstractMesh(sizes, AXES)
+
+
+@functools.lru_cache(maxsize=65536)
+def _shard(mesh: AbstractMesh, axes: tuple[str | None, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    return weight_sharding(mesh, axes, shape).shard_shape(shape)  # pyright: ignore[reportArgumentType]
+
+
+class _Step:
+    """The phases of a training step."""
+
+    def __init__(self, config: RunConfig, layout: _Layout, arrays: _Arrays):
+        self.config, self.layout, self.weights = config, layout, arrays.weights
+        self.spec = layout.model.spec()
+        how = config.train
+        costs = [stack_cost(stack, d_model=self.spec.d_model, seq_len=how.seq_len, numerics=numerics(config)) for stack in self.spec.stacks]
+        self.stream = layout.rows * how.seq_len * self.spec.d_model * layout.itemsize
+        self.saved_by_stack = [cost.saved.at(layout.rows) for cost in costs]
+        self.working = [most(cost.working, layout.rows) for cost in costs]
+        # What the last norm keeps, and its result, which the loss reads.
+        self.saved = sum(self.saved_by_stack) + 2 * self.stream
+        self.sizes = {path: layout.held(_Array(info, info.shape, 4)) for path, info in self.weights.items()}
+        self.gradients = sum(self.sizes.values())
+
+    def phases(self) -> dict[str, int]:
+        """Bytes beside the arguments at each phase's peak."""
+        layers = [f"stacks.{number}." for number in range(len(self.saved_by_stack))]
+        of_layers = [sum(size for path, size in self.sizes.items() if path.startswith(name)) for name in layers]
+        looked_up = sum(self.sizes.get(name, 0) for name in _LOOKED_UP)
+        head = self.gradients - sum(of_layers) - (0 if self.spec.tie_embeddings else looked_up)
+        phases = {"loss": self.saved + self._loss()}
+        for number, working in enumerate(self.working):
+            kept, made = sum(self.saved_by_stack[: number + 1]), sum(of_layers[number:])
+            phases[layers[number]] = kept + head + made + working + self._prefetched(number)
+        tables = max((self.layout.whole(self.weights[name]) for name in _LOOKED_UP if name in self.weights), default=0)
+        phases["embedding"] = self.gradients + (tables if self.layout.totals["fsdp"] > 1 or self.spec.tie_embeddings else 0)
+        phases["update"] = self.gradients * (1 if self.config.optimizer.clip_norm is None else 2)
+        more = self.gradients if self.config.train.accumulate > 1 else 0
+        return {name: size + more for name, size in phases.items()}
+
+    def _loss(self) -> int:
+        how, rows = self.config.train, self.layout.rows
+        columns = max((c for c in range(1, how.seq_len + 1) if how.seq_len % c == 0 and c * rows <= max(how.loss_chunk, rows)), default=1)
+        vocab = self.spec.vocab_rows // self.layout.totals["tensor"]
+        return most(loss_working(self.spec, vocab=vocab, dtype=how.compute_dtype, z_loss=how.z_loss), rows * columns) + self.stream
+
+    def _prefetched(self, number: int) -> int:
+        """The next layer's weights, gathered in the type of activations while a layer is at work."""
+        if self.layout.totals["fsdp"] == 1:
+            return 0
+        stack, name = self.spec.stacks[number], f"stacks.{number}."
+        whole = sum(self.layout.whole(info) for path, info in self.weights.items() if path.startswith(name))
+        return whole // stack.repeats * self.layout.itemsize // 4
+
+
+def _advice(config: RunConfig, layout: _Layout, worst: str) -> dict[str, str]:
+    """For each part the option that would lower it most, of those that are not at their end already."""
+    how, sharded = config.train, layout.totals["fsdp"] * layout.totals["tensor"]
+    more = f"a larger mesh.fsdp (now {layout.totals['fsdp']}), or mesh.tensor (now {layout.totals['tensor']})"
+    fewer = f"train.accumulate={2 * how.accumulate}" if layout.rows > 1 else f"mesh.tensor={2 * layout.totals['tensor']}"
+    adamw = config.optimizer.kind == "adamw"
+    return {
+        "weights": more,
+        "optimizer": "optimizer.kind=muon keeps one moment of a matrix instead of two" if adamw and sharded > 1 else more,
+        "gradients": "train.accumulate=1 needs no sum beside them" if how.accumulate > 1 else more,
+        "activations": "train.remat=full" if how.remat != "full" else fewer,
+        "temporaries": f"train.loss_chunk={max(1, how.loss_chunk // 2)}" if worst == "loss" else fewer,
+        "inputs": "a smaller train.batch_size",
+        "code": "nothing",
+    }
