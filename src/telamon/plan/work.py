@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from telamon.config.schema import RunConfig
-from telamon.models.spec import BlockSpec, ModelSpec
+from telamon.config.schema import ModelConfig, RunConfig
+from telamon.models.spec import BlockSpec
 from telamon.models.weights import Model, WeightInfo, flatten
 from telamon.parallel.rules import WEIGHT_RULES
 from telamon.watch.throughput import AttentionCost, attention_pairs, flops_per_token
@@ -97,12 +97,12 @@ class Workload:
 
 def workload(config: RunConfig) -> Workload:
     """What the model of a run does, from what its weights declare; the second call for the same model costs nothing."""
-    return _workload(config.model.spec())
+    return _workload(config.model)
 
 
 @functools.lru_cache(maxsize=32)
-def _workload(spec: ModelSpec) -> Workload:
-    model = Model(spec)
+def _workload(config: ModelConfig) -> Workload:
+    model = Model(spec := config.spec())
     products = tuple(_merged(_products(model)))
     return Workload(
         d_model=spec.d_model,
