@@ -5,19 +5,25 @@ compilation, and what disturbs the machine for minutes disturbs every side alike
 """
 
 import collections
+import contextlib
 import os
 import queue
 import re
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+import psutil
+
 PATIENCE = 900.0
 """Seconds without the awaited line after which a program counts as hung."""
+PAUSE = 0.2
+"""Seconds between looks at a command's memory."""
 
 
 class BenchmarkError(Exception):
@@ -123,6 +129,65 @@ class Running:
 
     def _complaint(self, what: str) -> str:
         return f"{self.program.name} {what}: {' '.join(self.program.command)}\n{''.join(self._tail)}"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that came to its end, well or not."""
+
+    code: int
+    seconds: float
+    peak_bytes: int
+    """Highest memory resident in the command and all its children together, looked at every PAUSE seconds."""
+    output: str
+    """What it printed."""
+    complaints: str
+    """What it printed on stderr."""
+
+
+def finish(program: Program, timeout: float) -> Finished:
+    """Run a command to its end. Raises BenchmarkError where that takes more than `timeout` seconds; it is killed then."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaints:
+        began = time.perf_counter()
+        child = subprocess.Popen(
+            program.command, stdout=output, stderr=complaints, env={**os.environ, **program.env}, start_new_session=True
+        )
+        peak = 0
+        try:
+            while child.poll() is None:
+                peak = max(peak, _resident(child.pid))
+                if time.perf_counter() - began > timeout:
+                    raise BenchmarkError(f"{program.name} took more than {timeout:.0f} s: {' '.join(program.command)}")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(PAUSE)
+        finally:
+            if child.poll() is None:
+                for process in _family(child.pid):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+                child.wait()
+        took = time.perf_counter() - began
+        texts = []
+        for file in (output, complaints):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return Finished(child.returncode, took, peak, *texts)
+
+
+def _resident(pid: int) -> int:
+    """Bytes resident in a process and its children."""
+    total = 0
+    for process in _family(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    return []
 
 
 def take_turns(programs: Sequence[Program], *, rounds: int, steps: Mapping[str, int], warmup: int = 2) -> dict[str, list[float]]:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from benchmarks.processes import BenchmarkError, Program, Running, seconds_to_first_step, take_turns
+from benchmarks.processes import BenchmarkError, Program, Running, finish, seconds_to_first_step, take_turns
 
 
 def ticking(name: str, seconds: float) -> Program:
@@ -50,3 +50,22 @@ def test_a_program_is_ended_with_its_children():
         running.steps(1)
     # The pipe closes only when the last process that holds it is gone, and the reader says so with None.
     assert running._steps.get(timeout=20) is None
+
+
+def test_a_command_is_measured_with_its_children():
+    child = "import time; held = b'x' * 150_000_000; time.sleep(0.7)"
+    parent = f"import subprocess, sys; print('out'); print('err', file=sys.stderr); subprocess.run([sys.executable, '-c', {child!r}]); sys.exit(3)"
+    done = finish(Program("parent", [sys.executable, "-c", parent], ""), timeout=60)
+    assert (done.code, done.output, done.complaints) == (3, "out\n", "err\n")
+    assert done.seconds > 0.7
+    assert 150_000_000 < done.peak_bytes < 300_000_000
+
+
+def test_a_command_that_takes_too_long_is_ended_with_its_children(tmp_path):
+    child = f"import pathlib, time; time.sleep(2); pathlib.Path({str(tmp_path / 'lived')!r}).touch()"
+    # A session of its own: a signal to the parent's group does not reach it.
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)"
+    with pytest.raises(BenchmarkError, match=r"parent took more than 1 s"):
+        finish(Program("parent", [sys.executable, "-c", parent], ""), timeout=1)
+    time.sleep(1.5)
+    assert not (tmp_path / "lived").exists()
