@@ -48,6 +48,12 @@ class PeerError(TelamonError):
     exit_code = 6
 
 
+class CompileError(TelamonError):
+    """A compilation ahead of time that failed, or took too long or too much of the host's memory."""
+
+    exit_code = 7
+
+
 class Stopped(TelamonError):
     """The run was asked to stop (SIGTERM, preemption), saved, and can be resumed."""
 

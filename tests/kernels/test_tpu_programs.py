@@ -18,7 +18,7 @@ from telamon.train.job import make_job
 config = run(compute_dtype="bfloat16", batch_size=4).model_copy(update={"mesh": MeshConfig(fsdp=2, tensor=2)})
 job = make_job(config, devices=aot_devices(parse_topology("v5e:2x2")))
 with jax.sharding.use_abstract_mesh(job.mesh.abstract_mesh), noted() as picks:
-    text = job._lower("train", 4).compile().as_text()
+    text = job.lowered("train", 4).compile().as_text()
 calls = re.findall(r'%([\\w.-]+) = [^\\n]*custom_call_target="tpu_custom_call"', text)
 print(json.dumps({"calls": calls, "picks": [str(pick) for pick in picks]}))
 """

@@ -63,8 +63,7 @@ class Generator:
         self._known = model.spec.vocab_size
         self._eos = tuple(sorted(set(eos_ids)))
         self._prefill = jax.jit(functools.partial(_prefill, model), static_argnames="length")
-        steps = functools.partial(_decode, model, eos_ids=self._eos, vocab_size=vocab_size or model.spec.vocab_size)
-        self._decode = jax.jit(steps, donate_argnames="state")
+        self._decode = _decode_program(model, eos_ids=self._eos, vocab_size=vocab_size or model.spec.vocab_size)
 
     def start(
         self,
@@ -174,6 +173,30 @@ class Session:
             self.tokens[row] += drawn
 
 
+def lower_decode(model: Model, mesh: Mesh, *, rows: int, length: int) -> jax.stages.Lowered:
+    """The decode program of a model on a mesh, traced without weights, as it runs after a prefill; needs the mesh in force.
+
+    Args:
+        model: its numerics say in which type it runs.
+        mesh: the weights are laid out on it as in training.
+        rows: texts at a time.
+        length: tokens of a text for which the cache has room.
+    """
+    dtype = model.numerics.dtype
+    weights = jax.tree.map(
+        lambda info, x: x if info.matrix is None else jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding),
+        model.info,
+        model.abstract(mesh),
+    )
+    length = _up(length, _CACHE_STEP)
+    prompts = jax.ShapeDtypeStruct((rows, min(_PROMPT_STEP, length)), jnp.int32)
+    state = jax.eval_shape(functools.partial(_prefill, model, length=length), weights, prompts, prompts)
+    keys = jax.eval_shape(lambda: jax.random.key_data(jax.random.split(jax.random.key(0), rows)))
+    program = _decode_program(model, eos_ids=(), vocab_size=model.spec.vocab_size)
+    sampling = RowSampling.stack([Sampling()] * rows)
+    return program.lower(weights, state=state, stopped=np.zeros(rows, bool), keys=keys, rows=sampling, limit=_CHUNK)
+
+
 def check_known(largest: int, *, rows: int) -> None:
     """Raise ConfigError where the largest id of a text has no row in the model's table; a look-up would take the last row for it."""
     if largest >= rows:
@@ -223,6 +246,10 @@ def _prefill(model: Model, weights: Weights, tokens: jax.Array, mask: jax.Array,
         done=jnp.zeros((B,), bool),
         step=jnp.zeros((), jnp.int32),
     )
+
+
+def _decode_program(model: Model, *, eos_ids: tuple[int, ...], vocab_size: int) -> Any:
+    return jax.jit(functools.partial(_decode, model, eos_ids=eos_ids, vocab_size=vocab_size), donate_argnames="state")
 
 
 def _decode(

@@ -26,6 +26,9 @@ from telamon.train.step import bind_step, eval_step, train_step
 from telamon.watch import phases
 from telamon.watch.throughput import AttentionCost, flops_per_token
 
+type Kind = Literal["init", "train", "eval"]
+"""Which of a run's programs."""
+
 
 @dataclass(frozen=True)
 class Programs:
@@ -37,7 +40,7 @@ class Programs:
     """Rows of a batch -> the compiled step."""
 
 
-Kind = Literal["init", "train", "eval"]
+type Kind = Literal["init", "train", "eval"]
 """Which of a run's programs."""
 
 

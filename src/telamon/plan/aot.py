@@ -1,0 +1,141 @@
+"""Compile a run's program for a machine that is not there, and say what it needs.
+
+The compiler works in a child process: it may take minutes and gigabytes, and on what it cannot do it sometimes aborts. The
+parent needs no JAX.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from telamon import errors
+from telamon.config.load import to_yaml
+from telamon.config.schema import RunConfig
+from telamon.plan.child import HOST_MEMORY, run_child
+from telamon.plan.hlo import Collective
+from telamon.plan.topology import Topology, compiler_environment, require_compiler
+
+Program = Literal["train", "decode"]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a program. Bytes and FLOPs are those of one device, and of one run of the program.
+
+    Where the program does not fit, the compiler stops: sizes and counts that it did not come to are 0.
+    """
+
+    argument_bytes: int
+    """What goes in: weights, optimizer and batch, or weights and cache."""
+    output_bytes: int
+    alias_bytes: int
+    """The part of the outputs that takes the place of arguments."""
+    temp_bytes: int
+    """Working memory: activations, gradients, what is gathered."""
+    code_bytes: int
+    """The program itself, where it is in the device's memory."""
+    host_bytes: int
+    """What the program keeps in the host's memory, for one device."""
+    peak_bytes: int
+    """All of it together: arguments, outputs that are not in their place, working memory, code."""
+    fits: bool
+    """TPU: the compiler took it. GPU, whose compiler refuses nothing: the peak is at most `Chip.hbm_bytes`."""
+    refusal: str | None
+    """Where it does not fit: why, in the compiler's words, with the largest allocations where it lists them."""
+    flops: int
+    """See `telamon.plan.hlo`."""
+    collectives: tuple[Collective, ...]
+    kernels: tuple[tuple[str, int], ...]
+    """(name, calls)."""
+    attention: tuple[str, ...]
+    """Which path each operation that has several takes, attention first of all, and why none before it."""
+    seconds: float
+    """From the start of the compiler's process to the end of the compilation."""
+    host_peak_bytes: int
+    """Most memory that the process had."""
+    versions: Mapping[str, str]
+    """Of Telamon, JAX and the compiler."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Compiled":
+        """What :meth:`to_json` gave, also after a way through a file."""
+        return cls(
+            **{
+                **values,
+                "collectives": tuple(Collective(**collective) for collective in values["collectives"]),
+                "kernels": tuple((name, calls) for name, calls in values["kernels"]),
+                "attention": tuple(values["attention"]),
+            }
+        )
+
+
+def compile_program(
+    config: RunConfig,
+    topology: Topology,
+    program: Program = "train",
+    *,
+    batch: int | None = None,
+    context: int | None = None,
+    timeout: float = 1800,
+    host_memory: int = HOST_MEMORY,
+    save: str | Path | None = None,
+    progress: bool = True,
+) -> Compiled:
+    """Compile the train step of a run, as `telamon train` would, or the decode step of its model.
+
+    Args:
+        config: the run.
+        topology: the machine.
+        program: which of the two.
+        batch: decode: texts at a time; none: as many as a training batch has rows.
+        context: decode: tokens of a text that the cache has room for; none: those of a training row.
+        timeout: seconds, after which the compiler is stopped.
+        host_memory: bytes on this host, beyond which it is stopped.
+        save: where to write the compiled train steps, for `telamon train --compiled`.
+        progress: whether stderr gets a line that says how long it has taken so far.
+
+    Raises:
+        MissingCompiler: the compiler for these chips is not installed.
+        ConfigError: the config does not fit the devices.
+        CompileError: the compiler failed otherwise, or had to be stopped.
+    """
+    require_compiler(topology)
+    assert save is None or program == "train", "only train steps are saved"
+    with tempfile.TemporaryDirectory(prefix="telamon-plan-") as folder:
+        request, reply = Path(folder, "request.json"), Path(folder, "reply.json")
+        saved_config = Path(folder, "config.yaml")
+        saved_config.write_text(to_yaml(config), encoding="utf-8")
+        wanted = {
+            "config": str(saved_config),
+            "topology": topology.text,
+            "program": program,
+            "batch": batch or config.train.batch_size,
+            "context": context or config.train.seq_len,
+            "save": None if save is None else str(Path(save).absolute()),
+            "reply": str(reply),
+        }
+        request.write_text(json.dumps(wanted), encoding="utf-8")
+        what = f"compiling the {program} step of {config.model.preset or config.model.family} for {topology.text}"
+        run_child(
+            ["telamon.plan.worker", str(request)],
+            environment=compiler_environment(topology),
+            what=what,
+            timeout=timeout,
+            host_memory=host_memory,
+            progress=progress,
+        )
+        return _read(reply)
+
+
+def _read(reply: Path) -> Compiled:
+    values = json.loads(reply.read_text(encoding="utf-8"))
+    if "error" in values:
+        raise getattr(errors, values["error"])(values["message"])
+    return Compiled.from_json(values)

@@ -1,0 +1,153 @@
+"""The process that compiles: `python -m telamon.plan.worker REQUEST`, started by `telamon.plan.aot`.
+
+REQUEST is a JSON file with what `compile_program` was asked for. The answer goes to the file named there: a `Compiled`, or
+an error for the user.
+"""
+
+import json
+import re
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from telamon.errors import TelamonError
+from telamon.plan.child import die_with_parent
+
+if TYPE_CHECKING:
+    from telamon.plan.aot import Compiled
+    from telamon.plan.topology import Topology
+    from telamon.train.job import Job
+
+_START = time.monotonic()
+
+_LISTED = 3
+"""Largest allocations that a refusal repeats."""
+
+
+def main(request: str) -> None:
+    """Do what a request says, and write its answer."""
+    die_with_parent()
+    wanted = json.loads(Path(request).read_text(encoding="utf-8"))
+    try:
+        answer = _answer(wanted).to_json()
+    except TelamonError as error:
+        answer = {"error": type(error).__name__, "message": str(error)}
+    Path(wanted["reply"]).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def _answer(wanted: dict[str, Any]) -> "Compiled":
+    import jax
+
+    from telamon.config.load import load_run
+    from telamon.kernels.picks import noted
+    from telamon.plan.topology import aot_devices, parse_topology
+    from telamon.train.job import make_job
+
+    topology = parse_topology(wanted["topology"])
+    config = load_run(wanted["config"]).config
+    job = make_job(config, devices=aot_devices(topology))
+    # Not `set_mesh`: operations that run while tracing would go to devices that do not exist.
+    with jax.sharding.use_abstract_mesh(job.mesh.abstract_mesh), noted() as picks:
+        lowered = _lowered(job, wanted)
+        paths = tuple(map(str, picks))
+        try:
+            compiled = job.compiled(lowered)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return _refused(str(error), paths)
+        if wanted["save"]:
+            _save(job, compiled, wanted["save"])
+    return _fitting(compiled, job, topology, paths)
+
+
+def _lowered(job: "Job", wanted: dict[str, Any]) -> Any:
+    if wanted["program"] == "train":
+        return job.lowered("train", _most_rows(job))
+    from telamon.infer.engine import lower_decode
+
+    return lower_decode(job.model, job.mesh, rows=wanted["batch"], length=wanted["context"])
+
+
+def _most_rows(job: "Job") -> int:
+    train = job.config.train
+    return max(train.batch_size, *(stage.batch_size for stage in train.batch_ramp), 0)
+
+
+def _save(job: "Job", compiled: Any, path: str) -> None:
+    from telamon.plan.saved import save_programs, step_rows
+
+    most = _most_rows(job)
+    programs = {rows: compiled if rows == most else job.compiled(job.lowered("train", rows)) for rows in step_rows(job.config)}
+    save_programs(job, programs, path)
+
+
+def _fitting(compiled: Any, job: "Job", topology: "Topology", paths: tuple[str, ...]) -> "Compiled":
+    from telamon.plan.aot import Compiled
+    from telamon.plan.hlo import count_program
+
+    memory = compiled.memory_analysis()
+    counted = count_program(compiled.as_text(), job.mesh.shape)
+    argument, output, alias, temp, code = (
+        getattr(memory, f"{part}_size_in_bytes") for part in ("argument", "output", "alias", "temp", "generated_code")
+    )
+    host = sum(getattr(memory, f"host_{part}_size_in_bytes") for part in ("argument", "output", "temp"))
+    peak, limit = argument + output - alias + temp + code, topology.chip.hbm_bytes
+    fits = topology.chip.platform == "tpu" or peak <= limit
+    refusal = f"it needs {peak / 2**30:.2f} GiB of the {limit / 2**30:.2f} GiB that a program may use of a {topology.chip.name}"
+    return Compiled(
+        argument_bytes=argument,
+        output_bytes=output,
+        alias_bytes=alias,
+        temp_bytes=temp,
+        code_bytes=code,
+        host_bytes=host - memory.host_alias_size_in_bytes,
+        peak_bytes=peak,
+        fits=fits,
+        refusal=None if fits else refusal,
+        flops=counted.flops,
+        collectives=counted.collectives,
+        kernels=counted.kernels,
+        **_circumstances(paths),
+    )
+
+
+def _refused(message: str, paths: tuple[str, ...]) -> "Compiled":
+    from telamon.plan.aot import Compiled
+
+    needed, refusal = read_refusal(message)
+    nothing = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "code_bytes", "host_bytes", "flops"), 0)
+    return Compiled(**nothing, peak_bytes=needed, fits=False, refusal=refusal, collectives=(), kernels=(), **_circumstances(paths))
+
+
+def _circumstances(paths: tuple[str, ...]) -> dict[str, Any]:
+    from telamon.watch.environment import package_versions
+
+    kilobyte = 1 if sys.platform == "darwin" else 1024  # getrusage counts in bytes there
+    return {
+        "attention": paths,
+        "seconds": time.monotonic() - _START,
+        "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte,
+        "versions": package_versions(),
+    }
+
+
+def read_refusal(message: str) -> tuple[int, str]:
+    """The bytes that a program needs and the reason, out of a compiler's words.
+
+    TPU's compiler says either what the temporaries take, before it places anything, or what it has placed, with the largest allocations.
+    """
+    units = {"B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+    found = re.search(r"(?:\(|Used )([\d.]+)([KMGT]?)(?:B|i?B)?\)? (?:exceeds|of)", message)
+    needed = int(float(found[1]) * 1024 ** units[found[2] or "B"]) if found else 0
+    first = next(line for line in message.splitlines() if line.strip())
+    reason = re.sub(r"^(RESOURCE_EXHAUSTED: |E\d+: |\w+Oom: )+", "", first.strip())
+    sizes = re.findall(r"Size: ([\d.]+[KMGT]?)[^\n]*\n(?:\s*Operator: op_name=\"([^\"]*)\")?(?:[^\n]*\n)*?\s*Shape: (\S+)", message)
+    largest = "; ".join(f"{size} {shape}{f' of {operator}' if operator else ''}" for size, operator, shape in sizes[:_LISTED])
+    return needed, reason + (f" The largest allocations: {largest}" if largest else "")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
