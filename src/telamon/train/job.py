@@ -26,9 +26,6 @@ from telamon.train.step import bind_step, eval_step, train_step
 from telamon.watch import phases
 from telamon.watch.throughput import AttentionCost, flops_per_token
 
-type Kind = Literal["init", "train", "eval"]
-"""Which of a run's programs."""
-
 
 @dataclass(frozen=True)
 class Programs:
