@@ -20,8 +20,10 @@ RUN = "benchmarks/runs/ahead.yml"
 MODULE = "maxtext.trainers.pre_train.train_compile"
 CHIPLESS = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
 """For both sides: no device, and no machine to ask for one."""
-LONGEST = 160
-"""Letters of a compiler's message that a table takes."""
+LONGEST = 240
+"""Letters of a compiler's message that a table takes, a third from its start and the rest from its end."""
+OUT_OF_MEMORY = (r"required for (HLO temporaries) \((\S+)\) exceeds available HBM \((\S+)\)", r"Used (\S+) of (\S+) hbm")
+"""How compilers for TPUs say what they wanted and, last, what there is."""
 THREADS = f"each side has the machine's {len(os.sched_getaffinity(0))} cores to itself during its turn"
 NOTES = (
     "Each side is its whole command, from its start to its end, with no cache of compiled programs. Memory of this host is what the command "
@@ -201,11 +203,13 @@ def shown(work: Work) -> dict[str, str]:
 
 
 def _line(message: str) -> str:
-    wanted = re.search(r"Used (\S+) of (\S+) hbm", message)
-    if wanted:
-        return f"does not fit: {wanted[1]} of {wanted[2]}"
-    line = " ".join(message.split())
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+    for pattern in OUT_OF_MEMORY:
+        if found := re.search(pattern, message):
+            return f"does not fit: {' '.join(found.groups()[:-1])} of {found[found.lastindex or 0]}"
+    # After the first paragraph comes advice; before the error's name, its module.
+    paragraph = re.split(r"\n\s*\n|This error occurs at source", message.strip(), maxsplit=1)[0]
+    line = re.sub(r"^(\w+\.)+", "", " ".join(paragraph.split())).replace("|", "/")
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 3 - 3]} … {line[-LONGEST * 2 // 3 :]}"
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
