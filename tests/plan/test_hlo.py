@@ -188,18 +188,21 @@ def test_what_a_loop_does_counts_as_often_as_it_runs(compare, start, step, confi
 
 
 def test_kernels_are_counted_by_name_and_the_compilers_own_calls_are_not():
+    """A Pallas kernel, whose notes hold a line break, counts the FLOPs that it states; a call of cuBLAS those of its shapes."""
     found = _program(
         "%a = bf16[64,32] parameter(0)",
-        '%k = bf16[64,32] custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/splash" kernel_name="splash_mha_fwd"}',
+        '%splash_mha_fwd.clone.3 = bf16[64,32] custom-call(%a), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={\n'
+        '"block_q": 128\n}}, metadata={op_name="jit(f)/splash_mha_fwd/pallas_call"}, backend_config={"custom_call_config":{"body":"TUzv", '
+        '"cost_estimate":{"flops":"4194304","transcendentals":"131072"}}}',
         '%b = bf16[64,32] custom-call(), custom_call_target="AllocateBuffer"',
-        '%f = bf16[64,32] custom-call(%k, %b), custom_call_target="__cudnn$fmhaSoftmax", backend_config={}',
+        '%f = bf16[64,32] custom-call(%splash_mha_fwd.clone.3, %b), custom_call_target="__cudnn$fmhaSoftmax", backend_config={}',
         '%f2 = bf16[64,32] custom-call(%f, %b), custom_call_target="__cudnn$fmhaSoftmax", backend_config={}',
         "%w = bf16[32,16] parameter(1)",
         'ROOT %g = (bf16[64,16], s8[1024]) custom-call(%f2, %w), custom_call_target="__cublas$gemm", '
         'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}',
     )
-    assert found.kernels == (("__cublas$gemm", 1), ("__cudnn$fmhaSoftmax", 2), ("tpu_custom_call: splash_mha_fwd", 1))
-    assert found.flops == 2 * 64 * 32 * 16
+    assert found.kernels == (("__cublas$gemm", 1), ("__cudnn$fmhaSoftmax", 2), ("splash_mha_fwd", 1))
+    assert found.flops == 4194304 + 2 * 64 * 32 * 16
 
 
 def test_a_compiled_program_has_the_flops_and_collectives_of_its_layout():

@@ -7,7 +7,8 @@ The compiler's own cost analysis counts the body of a loop once and knows nothin
   the branches of a conditional all are counted.
 - **FLOPs** are those of dots and convolutions, in fusions too, two for each product of two numbers. TPU's compiler writes
   dots as convolutions, batched ones with windows that mostly lie on padding or between dilated elements: only places where the
-  window meets an element are products. cuBLAS's calls count as the dots they are. What happens inside other kernels is not seen.
+  window meets an element are products. cuBLAS's calls count as the dots they are. Inside other kernels nothing is seen: a Pallas
+  kernel counts as what it states of itself, which for causal attention is often the whole square; cuDNN states nothing.
 - **Collectives** are given with the mesh axes that their groups span, and with the bytes that a device holds of the whole:
   of the result for an all-gather, of the operand for the others. A permute counts what it sends; products whose gathering is
   hidden in a ring of them (windowed einsum) therefore count as permutes. An asynchronous one counts where it starts.
@@ -121,8 +122,8 @@ class _Reader:
             total.flops += convolution_flops(op, computation)
         elif opcode == "custom-call":
             target = op.text("custom_call_target")
-            total.flops += _cublas_flops(op, computation) if target.startswith("__cublas") else 0
             if _KERNELS.search(target):
+                total.flops += _cublas_flops(op, computation) if target.startswith("__cublas") else _stated_flops(op)
                 total.kernels[_kernel_name(op, target)] += 1
         elif opcode == "while":
             total.add(self.count(op.name_of("body")), times=trip_count(op, computation, self._module))
@@ -142,9 +143,13 @@ class _Reader:
 
 
 def _kernel_name(op: Instruction, target: str) -> str:
-    """A kernel's own name where it tells it, else that of the call's target."""
-    own = op.text("kernel_name") or op.find(r'"?name"?[:=]\s*\\?"(\w+)\\?"')
-    return f"{target}: {own}" if own and own != target else target
+    """That of a Pallas or Triton kernel, which its instruction bears, else that of the library's function."""
+    own = re.sub(r"(\.(clone|\d+))+$", "", op.name)
+    return own if own != "custom-call" and not target.startswith("__cu") else target
+
+
+def _stated_flops(op: Instruction) -> int:
+    return int(op.find(r'"cost_estimate":\{[^}]*"flops":"(\d+)"') or 0)
 
 
 def dot_flops(op: Instruction, computation: Computation) -> int:

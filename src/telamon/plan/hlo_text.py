@@ -94,7 +94,17 @@ def _bits(kind: str) -> int:
 
 
 def _lines(text: str) -> Iterator[str]:
-    return (match[0] for match in re.finditer(r"[^\n]+", text))
+    """The text's lines, with those that a line break within an attribute has cut put together again."""
+    begun = ""
+    for match in re.finditer(r"[^\n]+", text):
+        line = match[0]
+        if begun and not (line[0] in " \t%" or line == "}" or line.startswith(("ENTRY ", "HloModule"))):
+            begun += line
+            continue
+        if begun:
+            yield begun
+        begun = line
+    yield begun
 
 
 def _instruction(line: str) -> Instruction | None:
