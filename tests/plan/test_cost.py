@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,9 +16,10 @@ from telamon.config.schema import TrainConfig
 from telamon.errors import ConfigError
 from telamon.models.weights import Model
 from telamon.plan.cost import Layout, layout_of, predict, predict_work
+from telamon.plan.hlo import count_program
 from telamon.plan.topology import parse_topology
 from telamon.plan.work import Attention, Product, Workload, workload
-from telamon.train.job import model_flops
+from telamon.train.job import make_job, model_flops
 
 ROOT = Path(__file__).parents[2]
 ONE = parse_topology("v5p:2x2x1")
@@ -192,6 +194,22 @@ def test_the_last_product_of_a_block_is_needed_where_a_norm_reads_it():
         assert all(value for name, value in needed.items() if name != "ffn.down")
         found[preset] = (needed["ffn.down"], work.norms)
     assert found == {"llama3.1-8b": (False, 2 * 32 + 1), "gemma2-2b": (True, 4 * 26 + 1), "olmo2-1b": (True, 2 * 16 + 1)}
+
+
+@pytest.mark.parametrize(("remat", "kind"), [("none", "adamw"), ("full", "muon")])
+def test_products_are_as_many_as_the_compiler_counts_in_the_step(remat, kind):
+    sizes = ["n_layers=2", "d_model=64", "d_ff=512", "n_heads=1", "n_kv_heads=1", "head_dim=2", "vocab_size=512", "tie_embeddings=false"]
+    config = _run(
+        *(f"model.{size}" for size in sizes), "train.batch_size=4", "train.seq_len=32", f"train.remat={remat}", f"optimizer.kind={kind}"
+    )
+    job = make_job(config, devices=jax.devices()[:1])
+    with jax.set_mesh(job.mesh):
+        counted = count_program(job.lowered("train", 4).compile().as_text(), dict(job.mesh.shape)).flops
+    # On one device of 100 TFLOP/s, all of which products reach, without memory's limit: seconds are FLOPs.
+    chip = replace(CHIP, matmul_share=1.0, hbm_gbps=1e12)
+    parts = predict(config, replace(FOUR, chip=chip, shape=(1, 1, 1))).parts
+    seconds = sum(value for name, value in parts.items() if name.startswith(("products", "loss", "muon")))
+    assert seconds * 100e12 == pytest.approx(counted, rel=0.01)  # attention is a thousandth here
 
 
 def test_mfu_and_rate_follow_from_the_step():

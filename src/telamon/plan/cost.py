@@ -33,6 +33,10 @@ _ATTENTION_BACKWARD = 2.5
 """Products of attention's backward pass over those of its forward pass: 5 over 2, as scores are made again."""
 
 
+_MUON_STEPS = 5
+"""Newton-Schulz steps that Muon takes, each three products (Jordan et al. 2024)."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """How a step is laid out on devices."""
@@ -51,6 +55,8 @@ class Layout:
     """Bytes of a gradient on the links."""
     weight_bytes: int = 2
     """Bytes of a gathered weight."""
+    muon: bool = False
+    """Hidden matrices are updated by Muon; otherwise, as all other weights, by AdamW."""
 
     def sizes(self, which: Mapping[str, int]) -> dict[str, int]:
         """All axes' sizes."""
@@ -96,7 +102,7 @@ def predict(config: RunConfig, topology: Topology, layout: Layout | None = None)
     """Time of a training step of a run. Pure arithmetic: milliseconds, no compiler.
 
     Args:
-        config: the run; of its optimizer only the traffic of AdamW is counted.
+        config: the run.
         topology: the machine.
         layout: default the run's own mesh, batch and recomputation.
 
@@ -122,6 +128,7 @@ def layout_of(config: RunConfig, topology: Topology) -> Layout:
         accumulate=train.accumulate,
         saved={"none": None, "dots": products, "full": frozenset()}[train.remat],
         weight_bytes={"bfloat16": 2, "float32": 4}[train.compute_dtype],
+        muon=config.optimizer.kind == "muon",
     )
     rows = train.batch_size // train.accumulate // layout.total(*_BATCH_AXES)
     return Layout(**{**vars(layout), "rows": rows})
@@ -190,6 +197,8 @@ class _Step:
         yield "between products", times * self.between()
         yield "loss", times * self.loss()
         yield "optimizer", _UPDATE_BYTES * self.parameters() / self.layout.total("fsdp") / self.memory
+        if self.layout.muon:
+            yield "muon", sum(map(self.orthogonal, self.work.products))
 
     def passes(self, product: Product) -> int:
         """Forward, the gradients of both factors, and once more where the result is needed and was not saved."""
@@ -224,6 +233,14 @@ class _Step:
         head = Product("head", self.work.d_model, self.work.vocab, split="outputs")
         return 3 * self.product(head) + _LOGIT_BYTES * self.tokens * self.work.vocab / self.tensor / self.memory
 
+    def orthogonal(self, product: Product) -> float:
+        """Seconds in which Muon makes the gradients of these weights orthogonal; a device does its part of each product."""
+        short, long = sorted((product.inputs, product.outputs))
+        flops = _MUON_STEPS * (4 * short**2 * long + 2 * short**3) * product.count * product.copies
+        devices = self.layout.total("fsdp") * self._splits(product, weights=True)
+        filled = self.filled(short) ** 2 * self.filled(long)
+        return flops / devices / (self.chip.flops * self.chip.matmul_share * filled)
+
     def filled(self, size: float) -> float:
         """Share of the matrix unit that a size fills."""
         return size / (math.ceil(size / self.chip.tile) * self.chip.tile)
@@ -245,6 +262,10 @@ class _Step:
         gathered, scattered = 2 * times * layout.weight_bytes * held, times * layout.gradient_bytes * held
         yield _cost("all-gather", "fsdp", gathered, joined["fsdp"].gather(gathered))
         yield _cost("reduce-scatter", "fsdp", scattered, joined["fsdp"].gather(scattered))
+        if layout.muon:
+            matrices = sum(p.parameters / self._splits(p, weights=True) for p in self.work.products)
+            again = 3 * _MUON_STEPS * layout.weight_bytes * matrices  # as compiled: a factor of each product is gathered
+            yield _cost("all-gather of muon", "fsdp", again, joined["fsdp"].gather(again))
         summed = layout.gradient_bytes * held / layout.total("fsdp")
         yield _cost("all-reduce", "data", summed, joined["data"].reduce(summed))
         shared = layout.gradient_bytes * self.parameters(experts=False) / layout.total("fsdp")
