@@ -317,6 +317,8 @@ def test_the_optimizer_and_its_schedule():
     assert (made["kind"], made["momentum"], made["clip_norm"]) == ("muon", 0.9, None)
     assert (made["schedule"]["kind"], made["schedule"]["decay_fraction"]) == ("wsd", 0.3)
     assert "straight line" in reasons(converted)["wsd_decay_style"] and "matrices alone" in reasons(converted)["adamw_mask"]
+    assert made["offload"] is False
+    assert convert(["optimizer_memory_host_offload=true"], devices=1).values["optimizer"]["offload"] is True
     assert "adamw is taken" in reasons(convert(["opt_type=sgd"], devices=1))["opt_type"]
 
 

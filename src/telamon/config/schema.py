@@ -250,6 +250,9 @@ class OptimizerConfig(Section):
         default=0.1, description="Decoupled weight decay on matrices, multiplied by the learning rate."
     )
     clip_norm: float | None = Field(default=1.0, gt=0, description="Largest global norm of the gradient; none: no clipping.")
+    offload: bool = Field(
+        default=False, description="Keep the moments in the host's memory between steps; the update streams them to the devices and back."
+    )
 
 
 class RampStage(Section):
@@ -278,8 +281,10 @@ class TrainConfig(Section):
     compute_dtype: Literal["bfloat16", "float32"] = Field(
         default="bfloat16", description="Type of activations; weights are kept in float32."
     )
-    remat: Literal["none", "full", "dots"] = Field(
-        default="none", description="What the backward pass recomputes: nothing, whole blocks, or all but matrix products."
+    remat: Literal["none", "full", "dots", "offload"] = Field(
+        default="none",
+        description="What the backward pass recomputes: nothing, whole blocks, or all but matrix products; "
+        "offload: whole blocks, whose inputs wait in the host's memory.",
     )
     attention: Literal["auto", "splash", "cudnn", "tokamax", "chunked"] = Field(
         default="auto",

@@ -6,6 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from telamon.kernels.attention import SAVED
 from telamon.kernels.cross_entropy import capped
@@ -15,12 +16,18 @@ from telamon.layers.parts import Aux, Context, LayerCache
 from telamon.models.spec import BlockSpec, ModelSpec, StackSpec
 from telamon.parallel.rules import constrain
 
+BLOCK_INPUT = "block_input"
+"""Name of the stream before each repeat of a stack, for `REMAT_POLICIES`."""
+
 REMAT_POLICIES = {
     "none": None,
     "full": jax.checkpoint_policies.nothing_saveable,
     # A kernel of attention hides its products: what it gives is kept by name.
     "dots": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(SAVED)
+    ),
+    "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[], names_which_can_be_offloaded=[BLOCK_INPUT], offload_src="device", offload_dst="pinned_host"
     ),
 }
 
@@ -31,7 +38,7 @@ class Numerics:
 
     dtype: str = "float32"
     """Type of activations."""
-    remat: Literal["none", "full", "dots"] = "none"
+    remat: Literal["none", "full", "dots", "offload"] = "none"
     """What the backward pass makes again (a name of `REMAT_POLICIES`)."""
     attention: str = "auto"
     """Path of attention over rows of training (see `telamon.kernels.attention`)."""
@@ -104,6 +111,7 @@ class Stack(nnx.Module):
         # The cache is carried, not scanned over: each step would build its stacked arrays anew, and copy all that it keeps.
         def layer(carry: tuple[jax.Array, list | None], inputs: tuple) -> tuple[tuple[jax.Array, list | None], Aux]:
             (stream, cache), (number, layer_weights) = carry, inputs
+            stream = checkpoint_name(stream, BLOCK_INPUT)
             aux: Aux = {}
             written = []
             for index, block in enumerate(nnx.merge(graph, layer_weights)):

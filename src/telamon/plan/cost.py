@@ -126,7 +126,7 @@ def layout_of(config: RunConfig, topology: Topology) -> Layout:
         within=check_devices(config, topology.device_count).sizes(),
         across=config.mesh.cross_slice.sizes(),
         accumulate=train.accumulate,
-        saved={"none": None, "dots": products, "full": frozenset()}[train.remat],
+        saved={"none": None, "dots": products, "full": frozenset(), "offload": frozenset()}[train.remat],
         weight_bytes={"bfloat16": 2, "float32": 4}[train.compute_dtype],
         muon=config.optimizer.kind == "muon",
     )

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from telamon.config.checks import check_devices
 from telamon.config.schema import RunConfig
+from telamon.errors import ConfigError
 from telamon.models.decoder import Numerics
 from telamon.models.weights import Model, sharded_shapes
 from telamon.parallel.mesh import build_mesh
@@ -21,7 +22,7 @@ from telamon.train.flags import check_flags, compile_with, xla_flags
 from telamon.train.loss import Loss, language_model_loss
 from telamon.train.optimizer import build_optimizer
 from telamon.train.placement import abstract_batch
-from telamon.train.state import TrainState, abstract_state, fresh_state, shardings_of
+from telamon.train.state import HOST, TrainState, abstract_state, fresh_state, shardings_of
 from telamon.train.step import bind_step, eval_step, train_step
 from telamon.watch import phases
 from telamon.watch.throughput import AttentionCost, flops_per_token
@@ -60,7 +61,7 @@ class Job:
     @functools.cached_property
     def abstract_state(self) -> TrainState:
         """Shapes, types and shardings of the training state."""
-        return abstract_state(self.model, self.optimizer, self.mesh)
+        return abstract_state(self.model, self.optimizer, self.mesh, offload=self.config.optimizer.offload)
 
     def fresh_state(self) -> TrainState:
         """The state before the first step, each array made where it lives: no device ever holds more than its share."""
@@ -143,6 +144,7 @@ def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
     mesh = build_mesh(config.mesh, devices=devices)
     model = Model(config.model.spec(), numerics(config))
     check_flags(config, mesh.devices.flat[0])
+    _check_host_memory(config, mesh)
     check_sharded(mesh, shapes=sharded_shapes(model, mesh), limit=config.mesh.replicated_limit)
     return Job(config, mesh, model, build_optimizer(config, model), language_model_loss(config.train))
 
@@ -151,6 +153,18 @@ def numerics(config: RunConfig) -> Numerics:
     """How a run's model is run in training."""
     how = config.train
     return Numerics(dtype=how.compute_dtype, remat=how.remat, attention=how.attention)
+
+
+def _check_host_memory(config: RunConfig, mesh: Mesh) -> None:
+    """Raise ConfigError where something is to wait in the host's memory, and the devices cannot reach it."""
+    asked = {"optimizer.offload=true": config.optimizer.offload, "train.remat=offload": config.train.remat == "offload"}
+    kinds = {memory.kind for device in mesh.devices.flat for memory in device.addressable_memories()}
+    if HOST not in kinds and any(asked.values()):
+        setting = next(setting for setting, wanted in asked.items() if wanted)
+        raise ConfigError(
+            f"{setting} needs devices that read the host's memory ({HOST}); {mesh.devices.flat[0].device_kind} has {', '.join(sorted(kinds))}; "
+            "leave it out"
+        )
 
 
 def model_flops(model: Model, *, seq_len: int) -> float:

@@ -42,7 +42,21 @@ def build_optimizer(config: RunConfig, model: Model) -> optax.GradientTransforma
             optax.scale_by_learning_rate(learning_rate_schedule(config, peak=peaks[group])),
         )
     clip = optax.identity() if settings.clip_norm is None else optax.clip_by_global_norm(settings.clip_norm)
-    return optax.chain(clip, optax.partition(rules, labels))
+    optimizer = optax.chain(clip, optax.partition(rules, labels))
+    return _fetching(optimizer) if settings.offload else optimizer
+
+
+def _fetching(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """An optimizer whose state is in the host's memory between steps: the update brings it to the devices.
+
+    Where it goes back to is said by the shardings of what the step gives (see `telamon.train.state`).
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        here = jax.tree.map(lambda leaf: jax.device_put(leaf, jax.memory.Space.Device), state)
+        return optimizer.update(updates, here, params)
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def _labels(config: RunConfig, model: Model) -> Weights:

@@ -33,10 +33,15 @@ def fresh_state(model: Model, optimizer: optax.GradientTransformation, seed: int
     return TrainState(step=jnp.zeros((), jnp.int32), weights=weights, optimizer=optimizer.init(weights), key=run_key)
 
 
-def abstract_state(model: Model, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+HOST = "pinned_host"
+"""The kind of memory of a host that its devices read and write by themselves."""
+
+
+def abstract_state(model: Model, optimizer: optax.GradientTransformation, mesh: Mesh, *, offload: bool = False) -> TrainState:
     """Shapes, types and shardings of the state; allocates nothing.
 
-    Moments live where their weights live; the rest (counts) is on every device.
+    Moments are cut as their weights are, and live beside them or, with `offload`, in the host's memory; the rest (counts) is on every
+    device.
     """
     shapes = jax.eval_shape(lambda: fresh_state(model, optimizer, 0))
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -47,7 +52,8 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation, mesh: 
             return leaf
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    moments = optax.tree_utils.tree_map_params(optimizer, place, shapes.optimizer, shardings, transform_non_params=place, is_leaf=_masked)
+    homes = jax.tree.map(lambda sharding: sharding.with_memory_kind(HOST), shardings) if offload else shardings
+    moments = optax.tree_utils.tree_map_params(optimizer, place, shapes.optimizer, homes, transform_non_params=place, is_leaf=_masked)
     return TrainState(
         step=place(shapes.step),
         weights=jax.tree.map(place, shapes.weights, shardings),

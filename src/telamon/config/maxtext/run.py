@@ -76,7 +76,10 @@ def rows(settings: Settings, key: str, devices: int) -> int:
 def _remat(settings: Settings) -> str:
     policy = settings["remat_policy"]
     if policy not in _REMAT:
-        settings.note("remat_policy", "train.remat is none, full or dots; full is taken, which needs the least memory")
+        settings.note(
+            "remat_policy",
+            "train.remat is none, full, dots or offload; full is taken, which needs little memory of a device and none of the host",
+        )
     return _REMAT.get(policy, "full")
 
 
@@ -86,6 +89,7 @@ def optimizer_section(settings: Settings) -> dict[str, Any]:
     section = {"kind": "muon" if kind == "muon" else "adamw", "learning_rate": settings["learning_rate"]}
     section |= {"b1": settings["adam_b1"], "b2": settings["adam_b2"], "eps": settings["adam_eps"]}
     section |= {"weight_decay": settings["adam_weight_decay"], "clip_norm": clip or None, "schedule": _schedule(settings)}
+    section["offload"] = settings["optimizer_memory_host_offload"]
     if kind == "muon":
         section["momentum"] = settings["muon_beta"]
         if settings["muon_weight_decay"] != section["weight_decay"]:
