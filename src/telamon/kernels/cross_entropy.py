@@ -159,7 +159,9 @@ def _chunked_forward(fixed: _Terms, hidden, head, targets, mask):
 
     def own(hidden, head, targets, mask):
         sums, d_hidden, d_head = _with_gradients(fixed, hidden, shared.gathered(head.astype(hidden.dtype), owned), targets, mask)
-        return shared.total(sums), d_hidden, shared.scattered(d_head, owned)
+        # Reduced before the backward pass begins: left to itself, the scheduler may keep the whole gradient until the end of the step.
+        d_hidden, d_head = jax.lax.optimization_barrier((d_hidden, shared.scattered(d_head, owned)))
+        return shared.total(sums), d_hidden, d_head
 
     ins, outs = (shared.rows, owned, shared.rows, shared.rows), (PartitionSpec(), shared.rows, owned)
     sums, d_hidden, d_head = shared.call(own, (hidden, head, targets, mask), ins=ins, outs=outs)

@@ -45,12 +45,15 @@ class OwnRows:
         return x
 
     def scattered(self, x: jax.Array, partition: PartitionSpec) -> jax.Array:
-        """The sum of a whole array over all devices, of which each gets the part that it owns."""
+        """The sum of a whole array over all devices, of which each gets the part that it owns.
+
+        The part is settled here: XLA on TPU would otherwise keep the whole sum, and take the part wherever it is used.
+        """
         owned = {name for part in partition for name in _names(part)}
         for dim, part in enumerate(partition):
             if part is not None:
                 x = jax.lax.psum_scatter(x, part, scatter_dimension=dim, tiled=True)
-        return self.total(x, tuple(name for name in self.axes if name not in owned))
+        return jax.lax.optimization_barrier(self.total(x, tuple(name for name in self.axes if name not in owned)))
 
     def total(self, x: Any, axes: tuple[str, ...] | None = None) -> Any:
         """The sum over the devices along `axes` (none: all that share rows)."""
