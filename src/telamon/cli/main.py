@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from telamon.cli import chat, config, data, doctor, export, generate, import_, models, perplexity, records, train, verify
+from telamon.cli import chat, config, data, doctor, export, generate, import_, models, perplexity, plan, records, train, verify
 from telamon.errors import TelamonError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(train.train)
+app.command("plan")(plan.plan)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("import")(import_.import_)

@@ -58,6 +58,9 @@ class Compiled:
     """Most memory that the process had."""
     versions: Mapping[str, str]
     """Of Telamon, JAX and the compiler."""
+    device_kind: str
+    """As JAX names the devices."""
+    device_count: int
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -78,7 +81,7 @@ class Compiled:
 
 def compile_program(
     config: RunConfig,
-    topology: Topology,
+    topology: Topology | None,
     program: Program = "train",
     *,
     batch: int | None = None,
@@ -92,7 +95,7 @@ def compile_program(
 
     Args:
         config: the run.
-        topology: the machine.
+        topology: the machine; none: this one, with the devices that are here.
         program: which of the two.
         batch: decode: texts at a time; none: as many as a training batch has rows.
         context: decode: tokens of a text that the cache has room for; none: those of a training row.
@@ -106,7 +109,8 @@ def compile_program(
         ConfigError: the config does not fit the devices.
         CompileError: the compiler failed otherwise, or had to be stopped.
     """
-    require_compiler(topology)
+    if topology is not None:
+        require_compiler(topology)
     assert save is None or program == "train", "only train steps are saved"
     with tempfile.TemporaryDirectory(prefix="telamon-plan-") as folder:
         request, reply = Path(folder, "request.json"), Path(folder, "reply.json")
@@ -114,7 +118,7 @@ def compile_program(
         saved_config.write_text(to_yaml(config), encoding="utf-8")
         wanted = {
             "config": str(saved_config),
-            "topology": topology.text,
+            "topology": None if topology is None else topology.text,
             "program": program,
             "batch": batch or config.train.batch_size,
             "context": context or config.train.seq_len,
@@ -122,10 +126,10 @@ def compile_program(
             "reply": str(reply),
         }
         request.write_text(json.dumps(wanted), encoding="utf-8")
-        what = f"compiling the {program} step of {config.model.preset or config.model.family} for {topology.text}"
+        what = f"compiling the {program} step of {config.model.preset or config.model.family} for {'this machine' if topology is None else topology.text}"
         run_child(
             ["telamon.plan.worker", str(request)],
-            environment=compiler_environment(topology),
+            environment={} if topology is None else compiler_environment(topology),
             what=what,
             timeout=timeout,
             host_memory=host_memory,

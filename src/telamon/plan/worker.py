@@ -17,7 +17,6 @@ from telamon.plan.child import die_with_parent
 
 if TYPE_CHECKING:
     from telamon.plan.aot import Compiled
-    from telamon.plan.topology import Topology
     from telamon.train.job import Job
 
 _START = time.monotonic()
@@ -45,9 +44,8 @@ def _answer(wanted: dict[str, Any]) -> "Compiled":
     from telamon.plan.topology import aot_devices, parse_topology
     from telamon.train.job import make_job
 
-    topology = parse_topology(wanted["topology"])
     config = load_run(wanted["config"]).config
-    job = make_job(config, devices=aot_devices(topology))
+    job = make_job(config, devices=None if wanted["topology"] is None else aot_devices(parse_topology(wanted["topology"])))
     # Not `set_mesh`: operations that run while tracing would go to devices that do not exist.
     with jax.sharding.use_abstract_mesh(job.mesh.abstract_mesh), noted() as picks:
         lowered = _lowered(job, wanted)
@@ -57,10 +55,10 @@ def _answer(wanted: dict[str, Any]) -> "Compiled":
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            return _refused(str(error), paths)
+            return _refused(str(error), job, paths)
         if wanted["save"]:
             _save(job, compiled, wanted["save"])
-    return _fitting(compiled, job, topology, paths)
+    return _fitting(compiled, job, paths)
 
 
 def _lowered(job: "Job", wanted: dict[str, Any]) -> Any:
@@ -84,7 +82,8 @@ def _save(job: "Job", compiled: Any, path: str) -> None:
     save_programs(job, programs, path)
 
 
-def _fitting(compiled: Any, job: "Job", topology: "Topology", paths: tuple[str, ...]) -> "Compiled":
+def _fitting(compiled: Any, job: "Job", paths: tuple[str, ...]) -> "Compiled":
+    from telamon.config.hardware import chip_of_kind
     from telamon.plan.aot import Compiled
     from telamon.plan.hlo import count_program
 
@@ -94,9 +93,9 @@ def _fitting(compiled: Any, job: "Job", topology: "Topology", paths: tuple[str, 
         getattr(memory, f"{part}_size_in_bytes") for part in ("argument", "output", "alias", "temp", "generated_code")
     )
     host = sum(getattr(memory, f"host_{part}_size_in_bytes") for part in ("argument", "output", "temp"))
-    peak, limit = argument + output - alias + temp + code, topology.chip.hbm_bytes
-    fits = topology.chip.platform == "tpu" or peak <= limit
-    refusal = f"it needs {peak / 2**30:.2f} GiB of the {limit / 2**30:.2f} GiB that a program may use of a {topology.chip.name}"
+    peak, chip, refusal = argument + output - alias + temp + code, chip_of_kind(job.mesh.devices.flat[0].device_kind), None
+    if chip is not None and chip.platform == "gpu" and peak > chip.hbm_bytes:
+        refusal = f"it needs {peak / 2**30:.2f} GiB of the {chip.hbm_gib:.2f} GiB that a program may use of a {chip.name}"
     return Compiled(
         argument_bytes=argument,
         output_bytes=output,
@@ -105,24 +104,24 @@ def _fitting(compiled: Any, job: "Job", topology: "Topology", paths: tuple[str, 
         code_bytes=code,
         host_bytes=host - memory.host_alias_size_in_bytes,
         peak_bytes=peak,
-        fits=fits,
-        refusal=None if fits else refusal,
+        fits=refusal is None,
+        refusal=refusal,
         flops=counted.flops,
         collectives=counted.collectives,
         kernels=counted.kernels,
-        **_circumstances(paths),
+        **_circumstances(job, paths),
     )
 
 
-def _refused(message: str, paths: tuple[str, ...]) -> "Compiled":
+def _refused(message: str, job: "Job", paths: tuple[str, ...]) -> "Compiled":
     from telamon.plan.aot import Compiled
 
     needed, refusal = read_refusal(message)
     nothing = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "code_bytes", "host_bytes", "flops"), 0)
-    return Compiled(**nothing, peak_bytes=needed, fits=False, refusal=refusal, collectives=(), kernels=(), **_circumstances(paths))
+    return Compiled(**nothing, peak_bytes=needed, fits=False, refusal=refusal, collectives=(), kernels=(), **_circumstances(job, paths))
 
 
-def _circumstances(paths: tuple[str, ...]) -> dict[str, Any]:
+def _circumstances(job: "Job", paths: tuple[str, ...]) -> dict[str, Any]:
     from telamon.watch.environment import package_versions
 
     kilobyte = 1 if sys.platform == "darwin" else 1024  # getrusage counts in bytes there
@@ -131,6 +130,8 @@ def _circumstances(paths: tuple[str, ...]) -> dict[str, Any]:
         "seconds": time.monotonic() - _START,
         "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte,
         "versions": package_versions(),
+        "device_kind": job.mesh.devices.flat[0].device_kind,
+        "device_count": job.mesh.size,
     }
 
 

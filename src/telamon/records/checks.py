@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from telamon.config.load import load_run
 from telamon.config.schema import RunConfig
 from telamon.models.decoder import Numerics
 from telamon.models.weights import Model
+from telamon.plan.fit import smallest_fit
 from telamon.train.job import Job, make_job
 from telamon.train.placement import place
 from telamon.train.state import TrainState
@@ -35,6 +36,15 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """A figure that holds for a machine other than this one."""
+
+    figure: float
+    hardware: str
+    """The machine, and what was set for it."""
+
+
+@dataclass(frozen=True)
 class Check:
     """A figure and the most it may be."""
 
@@ -44,20 +54,24 @@ class Check:
     unit: str
     threshold: float
     """Largest figure that passes."""
-    measure: Callable[[Subject], float] = field(repr=False)
+    measure: Callable[[Subject], float | Elsewhere] = field(repr=False)
     whole_only: bool = False
     """Makes no sense for a shrunk model, and allocates nothing for a whole one."""
+    by_name: bool = False
+    """Is run only where it is asked for: it takes a minute, or needs a compiler that is no part of the installation."""
 
 
 CHECKS: dict[str, Check] = {}
 
 
-def check(*, title: str, unit: str, threshold: float, whole_only: bool = False) -> Callable[[Callable[[Subject], float]], Check]:
+def check(
+    *, title: str, unit: str, threshold: float, whole_only: bool = False, by_name: bool = False
+) -> Callable[[Callable[[Subject], float | Elsewhere]], Check]:
     """Decorator: makes a check of a function and lists it under the function's name, with hyphens."""
 
-    def register(function: Callable[[Subject], float]) -> Check:
+    def register(function: Callable[[Subject], float | Elsewhere]) -> Check:
         name = function.__name__.replace("_", "-")
-        CHECKS[name] = Check(name, title, unit, threshold, function, whole_only)
+        CHECKS[name] = Check(name, title, unit, threshold, function, whole_only, by_name)
         return CHECKS[name]
 
     return register
@@ -119,6 +133,24 @@ def decode_equals_forward(subject: Subject) -> float:
         cache, logits = extend(weights, cache, tokens[:, start:stop], positions[:, start:stop])
         pieces.append(logits)
     return float(jnp.max(jnp.abs(jnp.concatenate(pieces, axis=1) - forward(weights, tokens))))
+
+
+@check(title="fits on TPU", unit="peak memory of the compiled step / what a device has", threshold=1.0, whole_only=True, by_name=True)
+def fits_on_tpu(subject: Subject) -> Elsewhere:
+    """The training step, compiled for the smallest slice on which it fits."""
+    return _fit(subject, "tpu")
+
+
+@check(title="fits on GPU", unit="peak memory of the compiled step / what a device has", threshold=1.0, whole_only=True, by_name=True)
+def fits_on_gpu(subject: Subject) -> Elsewhere:
+    """The same for GPUs."""
+    return _fit(subject, "gpu")
+
+
+def _fit(subject: Subject, platform: Literal["tpu", "gpu"]) -> Elsewhere:
+    fit = smallest_fit(subject.preset, platform)
+    topology = fit.topology
+    return Elsewhere(fit.share, f"{topology.text}: {topology.chip_count} x {topology.chip.name}, ahead of time; {' '.join(fit.settings)}")
 
 
 def _train(job: Job, state: TrainState, steps: range, *, same_batch: bool = False) -> tuple[TrainState, list[float]]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from telamon.errors import ConfigError
-from telamon.records.checks import Check, Subject
+from telamon.records.checks import Check, Elsewhere, Subject
 from telamon.watch.environment import describe_environment
 
 FOLDER = Path("docs/records")
@@ -57,7 +57,8 @@ class Record:
 
 def run_check(check: Check, subject: Subject) -> Record:
     """Run a check and describe where it ran."""
-    figure = float(check.measure(subject))
+    measured = check.measure(subject)
+    figure = measured.figure if isinstance(measured, Elsewhere) else float(measured)
     environment = describe_environment()
     return Record(
         preset=subject.preset,
@@ -68,7 +69,7 @@ def run_check(check: Check, subject: Subject) -> Record:
         threshold=check.threshold,
         passed=figure <= check.threshold,
         versions={"python": environment["python"], **environment["packages"]},
-        hardware=_hardware(environment),
+        hardware=measured.hardware if isinstance(measured, Elsewhere) else _hardware(environment),
         git_sha=_git(environment["git"]),
         date=time.strftime("%Y-%m-%d"),
         command=shlex.join(["telamon", *sys.argv[1:]]),

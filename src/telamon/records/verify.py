@@ -14,7 +14,7 @@ def verify(preset: str, *, names: Sequence[str] | None, tiny: bool, folder: Path
 
     Args:
         preset: a model preset.
-        names: which checks; none: all that apply.
+        names: which checks; none: all that apply, but those that are run by name only.
         tiny: shrink the model's sizes.
         folder: where records go.
         show: prints a line.
@@ -25,7 +25,7 @@ def verify(preset: str, *, names: Sequence[str] | None, tiny: bool, folder: Path
     """
     subject = make_subject(preset, tiny=tiny)
     possible = {check.name: check for check in applicable(subject)}
-    chosen = [_find(name.strip(), possible) for name in names] if names is not None else list(possible.values())
+    chosen = [_find(name.strip(), possible) for name in names] if names is not None else [c for c in possible.values() if not c.by_name]
     records = []
     for check in chosen:
         record = run_check(check, subject)

@@ -1,0 +1,85 @@
+"""`telamon plan`: check a run on a machine that need not be there."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from telamon.cli.arguments import DEFAULT_RUN, Imports, RunArguments, split_run
+
+
+def plan(
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            metavar="MACHINE",
+            help="v6e:4x4, 2*v5p:4x4x4, v5p-512, tpu7x:2x2x1, h100:8x4, ...; `here`: this one.",
+            show_default=False,
+        ),
+    ],
+    arguments: RunArguments = None,
+    only: Annotated[Literal["train", "decode"] | None, typer.Option(help="Compile this program alone.", show_default=False)] = None,
+    decode: Annotated[
+        str | None,
+        typer.Option(metavar="ROWSxLENGTH", help="The batch to decode, such as 32x8192; none: a row a device, as long as train.seq_len."),
+    ] = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Arithmetic alone, in a second; compile nothing.")] = False,
+    cost: Annotated[
+        float | None, typer.Option(metavar="DOLLARS", help="Price of a chip for an hour: say what the run costs.", show_default=False)
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep the compiled training step, for `telamon train --compiled FILE`.", show_default=False),
+    ] = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time that one compilation may take.")] = 900.0,
+    host_memory: Annotated[float, typer.Option(metavar="GIB", help="Most of this host's memory that one compilation may take.")] = 20.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    imports: Imports = None,
+) -> None:
+    """Say what a run would need and do on a machine, without the machine.
+
+    Compiles the run's own training step, and a decoding step, with the compiler of that machine's chips, on this host's CPU.
+    Says what a device holds and what part of the run each byte belongs to, what moves between devices, and what a step should take.
+
+    ```
+    telamon plan my.yml --on v5p:4x4x4                            # does it fit?
+    telamon plan my.yml mesh.tensor=2 train.remat=dots --on h100:8x4
+    telamon plan my.yml --on v6e-256 --cost 2.7                   # and its price
+    telamon plan my.yml --on v6e:4x4 --estimate                   # no compiler, a second
+    ```
+
+    The exit code is 0 where everything fits, and 2 where something does not.
+    """
+    import json
+
+    from telamon.config.load import load_run
+    from telamon.errors import ConfigError
+    from telamon.plan.plan import Decoding, Request, make_plan
+    from telamon.plan.report import show
+    from telamon.plan.topology import parse_topology
+    from telamon.watch.log import make_console
+
+    topology = None if on == "here" else parse_topology(on)
+    if cost is not None and cost <= 0:
+        raise ConfigError(f"--cost {cost:g} is no price; give dollars for a chip and hour, such as --cost 2.7")
+    if topology is None and estimate:
+        raise ConfigError("--on here compiles for the devices that are here; --estimate needs a machine by name")
+    run, overrides = split_run(arguments, default=DEFAULT_RUN)
+    config = load_run(run, overrides, imports=imports or ()).config
+    request = Request(
+        programs=("train", "decode") if only is None else (only,),
+        compile=not estimate,
+        decoding=None if decode is None else Decoding.parse(decode),
+        timeout=timeout,
+        host_memory=host_memory,
+        save=save,
+        chip_hour=cost,
+    )
+    made = make_plan(config, topology, request)
+    if as_json:
+        typer.echo(json.dumps(made.as_json(), indent=2))
+    else:
+        show(made, make_console())
+    if not made.fits:
+        raise typer.Exit(2)

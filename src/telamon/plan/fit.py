@@ -1,0 +1,66 @@
+"""The smallest machine of a list on which a model trains: what the records of every preset show."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from telamon.config.load import load_run
+from telamon.errors import ConfigError
+from telamon.plan.aot import Compiled, compile_program
+from telamon.plan.memory import estimate_memory
+from telamon.plan.topology import Topology, parse_topology
+
+MACHINES = {
+    "tpu": ("v6e:1x1", "v6e:2x2", "v6e:4x4", "v6e:8x8", "v6e:16x16", "v5p:4x8x8"),
+    "gpu": ("h100:1", "h100:8", "h100:8x2", "h100:8x4", "h100:8x8", "h100:8x16", "h100:8x32"),
+}
+"""From small to large. None has more chips than published runs of models with 400 billion parameters use."""
+
+_LENGTH = 4096
+_ROOM = 0.97
+"""Share of a device's memory that arithmetic may fill before the compiler is asked: it errs by a few percent."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A training step that fits."""
+
+    topology: Topology
+    settings: tuple[str, ...]
+    """What was set beside the preset."""
+    compiled: Compiled
+
+    @property
+    def share(self) -> float:
+        """Of a device's memory that the step uses at its peak."""
+        return self.compiled.peak_bytes / self.topology.chip.hbm_bytes
+
+
+def smallest_fit(preset: str, platform: Literal["tpu", "gpu"], *, progress: bool = True) -> Fit:
+    """The first of `MACHINES` on which a preset's training step fits, by its own compiler.
+
+    A row of 4,096 tokens a device (fewer where the model has no more positions), AdamW, weights over all devices, whole blocks
+    made again. Machines that arithmetic rules out are not tried.
+
+    Raises:
+        ConfigError: it fits on none.
+        MissingCompiler: the compiler for these chips is not installed.
+        CompileError: a compilation failed, or took longer or more memory than it may.
+    """
+    tried = []
+    for name in MACHINES[platform]:
+        topology = parse_topology(name)
+        settings = _settings(preset, topology)
+        config = load_run("default", [f"model.preset={preset}", *settings]).config
+        if estimate_memory(config, topology).total > _ROOM * topology.chip.hbm_bytes:
+            continue
+        compiled = compile_program(config, topology, "train", progress=progress)
+        if compiled.fits:
+            return Fit(topology, settings, compiled)
+        tried.append(f"{name}: {compiled.refusal}")
+    raise ConfigError(f"{preset} fits on none of {', '.join(MACHINES[platform])}; {'; '.join(tried) or 'by arithmetic'}")
+
+
+def _settings(preset: str, topology: Topology) -> tuple[str, ...]:
+    limit = load_run("default", [f"model.preset={preset}"]).config.model.position_limit
+    length = min(_LENGTH, limit or _LENGTH)
+    return (f"train.seq_len={length}", f"train.batch_size={topology.device_count}", "train.remat=full", "optimizer.kind=adamw")

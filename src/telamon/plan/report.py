@@ -1,0 +1,140 @@
+"""A plan as people read it: what a device holds, what moves between devices, and what a step should take."""
+
+from collections.abc import Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from telamon.plan.plan import Plan, Program
+from telamon.watch.log import human_seconds
+
+_PARTS = ("weights", "optimizer", "gradients", "activations", "temporaries", "inputs", "code")
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print a plan."""
+    for piece in render(plan):
+        console.print(piece, highlight=False)
+
+
+def render(plan: Plan) -> Iterator[RenderableType]:
+    """A plan, piece by piece."""
+    yield _facts(_what(plan))
+    for program in plan.programs:
+        yield ""
+        yield _memory(program)
+        if program.compiled is not None and program.compiled.fits:
+            yield _facts(_compiled(program))
+            if program.compiled.collectives:
+                yield _collectives(program)
+    yield ""
+    yield from _prediction(plan)
+    yield ""
+    yield Text(_verdict(plan), style="green" if plan.fits else "red")
+
+
+def _what(plan: Plan) -> dict[str, str]:
+    config, train = plan.config, plan.config.train
+    devices, where = plan.device_count, "this machine"
+    if plan.topology is not None:
+        counted = f", {devices} devices" if devices != plan.topology.chip_count else ""
+        where = f"{plan.topology.text}: {plan.topology.chip_count} x {plan.topology.chip.name}{counted}"
+    axes = " x ".join(f"{axis} {size}" for axis, size in config.mesh.filled(devices).sizes().items() if size > 1) or "1 device"
+    across = " x ".join(f"{axis} {size}" for axis, size in config.mesh.cross_slice.sizes().items() if size > 1)
+    microbatches = f" in {train.accumulate} microbatches" if train.accumulate > 1 else ""
+    return {
+        "model": f"{config.model.preset or config.model.family}, {config.model.n_layers} layers",
+        "on": where,
+        "mesh": axes + (f", across slices {across}" if across else ""),
+        "batch": f"{train.batch_size} rows of {train.seq_len} tokens{microbatches}, remat {train.remat}, {train.compute_dtype}",
+    }
+
+
+def _memory(program: Program) -> Table:
+    source = "by arithmetic, not compiled" if program.compiled is None or not program.compiled.fits else "of the compiled program"
+    table = Table("memory of a device", "GiB", "would be lower with", title=f"{program.what}: memory {source}", title_justify="left")
+    table.columns[1].justify = "right"
+    for part in _PARTS:
+        size = getattr(program.memory, part)
+        if size or part in ("weights", "activations"):
+            table.add_row(_name(program, part), f"{size / 2**30:.2f}", program.memory.advice.get(part, ""))
+    table.add_section()
+    limit = "" if program.limit is None else f"of {program.limit / 2**30:.2f} that a program may use"
+    table.add_row("in all", f"{program.memory.total / 2**30:.2f}", limit)
+    return table
+
+
+def _name(program: Program, part: str) -> str:
+    """Keys and values are what a decoding step keeps."""
+    return "cache" if program.name == "decode" and part == "activations" else part
+
+
+def _compiled(program: Program) -> dict[str, str]:
+    compiled = program.compiled
+    assert compiled is not None
+    return {
+        "picked": "; ".join(compiled.attention),
+        "kernels": ", ".join(f"{name} x {count}" for name, count in compiled.kernels) or "none: XLA's own",
+        "FLOPs": f"{compiled.flops / 1e12:,.1f} T a device and step, recomputation included",
+        "estimate": f"{program.estimate.total / 2**30:.2f} GiB by arithmetic, {program.estimate.total / program.memory.total - 1:+.0%}",
+        "compiled": f"in {human_seconds(compiled.seconds)}, with {compiled.host_peak_bytes / 2**30:.1f} GiB of this host's memory",
+    }
+
+
+def _collectives(program: Program) -> Table:
+    assert program.compiled is not None
+    table = Table("collective", "over", "calls a step", "GiB a device and step", title="what moves between devices", title_justify="left")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for collective in program.compiled.collectives:
+        table.add_row(collective.kind, collective.axis, f"{collective.count:,}", f"{collective.bytes / 2**30:.2f}")
+    return table
+
+
+def _prediction(plan: Plan) -> Iterator[RenderableType]:
+    prediction = plan.prediction
+    if prediction is None:
+        yield Text("no prediction of time: the peaks of these devices are in no table")
+        return
+    table = Table("predicted", "seconds", "hidden", title="training step: time, by arithmetic", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, seconds in prediction.parts.items():
+        table.add_row(name, f"{seconds:.3f}", "")
+    for collective in prediction.collectives:
+        name = f"{collective.kind} over {collective.axis}"
+        table.add_row(name, f"{collective.exposed:.3f}", f"{collective.seconds - collective.exposed:.3f}")
+    table.add_section()
+    table.add_row("a step", f"{prediction.step_seconds:.3f}", "")
+    yield table
+    rate = prediction.tokens_per_second_per_device
+    facts = {
+        "tokens": f"{rate * plan.device_count:,.0f} a second, {rate:,.0f} a device; MFU {prediction.mfu:.1%}",
+        "run": f"{plan.config.train.steps:,} steps in {human_seconds(prediction.step_seconds * plan.config.train.steps)}",
+    }
+    if plan.price is not None:
+        facts["cost"] = str(plan.price)
+    yield _facts(facts)
+    yield Text(f"  {prediction.rule}", style="dim")
+
+
+def _verdict(plan: Plan) -> str:
+    lines = [_outcome(program) for program in plan.programs]
+    if plan.saved is not None and plan.fits:
+        lines.append(f"the compiled training step is in {plan.saved}; use it with: telamon train RUN --compiled {plan.saved}")
+    return "\n".join(lines)
+
+
+def _outcome(program: Program) -> str:
+    free = None if program.limit is None else 1 - program.memory.total / program.limit
+    how = "" if program.compiled is not None else ", by arithmetic alone: an estimate, no compiler was asked"
+    if program.fits:
+        return f"the {program.what} fits{how}" + ("" if free is None else f": {free:.0%} of a device's memory is left")
+    why = program.compiled.refusal if program.compiled is not None else None if free is None else f"it needs {-free:.0%} more than there is"
+    return f"the {program.what} does not fit{how}: {why}"
+
+
+def _facts(values: dict[str, str]) -> RenderableType:
+    width = max(map(len, values), default=0)
+    return Group(*(Text(f"  {name:<{width}}  {value}") for name, value in values.items()))

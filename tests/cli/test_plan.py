@@ -1,0 +1,69 @@
+"""`telamon plan`: what it says of machines that are not here, and of this one."""
+
+import json
+
+import pytest
+
+RUN = ("tiny", "train.batch_size=16", "optimizer.kind=adamw")
+
+
+def test_an_estimate_says_what_fits_how_long_it_takes_and_what_it_costs(telamon):
+    answer = telamon(
+        "plan", "model.preset=llama3.1-8b", "train.batch_size=32", "train.steps=3600", "--on", "v6e:4x4", "--estimate", "--cost", "2.5"
+    )
+    assert answer.code == 0, answer.err
+    for word in ("16 x TPU v6e", "fsdp 16", "weights", "of 31.24", "MFU", "$", "by arithmetic alone"):
+        assert word in answer.out, word
+
+
+def test_what_does_not_fit_is_said_and_ends_with_two(telamon):
+    answer = telamon("plan", "model.preset=llama3.1-70b", "train.batch_size=8", "--on", "h100:8", "--estimate", "--only", "train")
+    assert answer.code == 2
+    assert "does not fit" in answer.out and "decoding" not in answer.out
+
+
+def test_the_figures_as_json(telamon):
+    answer = telamon("plan", *RUN, "--on", "v5e:2x4", "--estimate", "--json", "--decode", "8x128")
+    made = json.loads(answer.out)
+    train, decode = made["programs"]
+    assert made["fits"] and made["topology"] == "v5e:2x4"
+    parts = ("weights", "optimizer", "gradients", "activations", "temporaries", "inputs", "code")
+    assert train["total"] == sum(train["memory"][part] for part in parts)
+    assert decode["what"] == "decoding step for 8 rows of 128 tokens"
+    assert made["prediction"]["step_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--on", "v6:4x4"), ("v6:4x4", "v6e")),
+        (("--on", "v6e:4x4", "--estimate", "--import", "no_such_module"), ("no_such_module",)),
+        (("--on", "v6e:4x4", "--cost", "0"), ("--cost 0", "dollars")),
+        (("--on", "v6e:4x4", "--decode", "many"), ("many", "32x8192")),
+        (("--on", "here", "--estimate"), ("--estimate", "machine by name")),
+        (("--on", "v5e:2x4", "--estimate", "train.batch_size=9"), ("train.batch_size=9", "8 devices")),
+    ],
+)
+def test_what_cannot_be_planned_is_named(telamon, arguments, words):
+    answer = telamon("plan", "tiny", *arguments)
+    assert answer.code == 2
+    for word in words:
+        assert word in answer.err
+
+
+def test_a_plan_for_this_machine_keeps_the_step_that_training_then_takes(telamon, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    quick = ("tiny", "train.steps=2", "watch.peak_tflops=1", "watch.tensorboard=false", "checkpoint.asynchronous=false")
+    bounds = ("--timeout", "300", "--host-memory", "16", "--only", "train")
+    planned = telamon("plan", *quick, "--on", "here", "--save", "step.bin", *bounds)
+    assert planned.code == 0, planned.err
+    assert "no prediction" in planned.out and "step.bin" in planned.out
+    trained = telamon("train", *quick, "--compiled", "step.bin")
+    assert trained.code == 0, trained.err
+    assert "step.bin" in trained.out
+
+
+def test_a_compilation_that_takes_too_long_is_stopped(telamon):
+    answer = telamon("plan", "tiny", "--on", "here", "--timeout", "0.2", "--only", "train")
+    assert answer.code == 7
+    assert "0.2" in answer.err
