@@ -24,8 +24,8 @@ class _Grain(NamedTuple):
 _CPU = _Grain(block=128, spans=8)
 """On CPUs of today the scores of 128 queries stay in the second-level cache; 9/16 of all pairs are computed."""
 
-_ACCELERATOR = _Grain(block=512, spans=4)
-"""Products as large as matrix units like; each span is a loop to compile."""
+_ACCELERATOR = _Grain(block=512, spans=2)
+"""Products as large as matrix units like; each span is a loop more to compile, and other paths serve most requests there."""
 
 
 def refusal(request: Request) -> str | None:
@@ -56,15 +56,9 @@ def run(
     q_BKGTH = q.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4)
     k_BKSH, v_BKSH = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
     sinks_KG = None if sinks is None else sinks.astype(jnp.float32).reshape(K, N // K)
-    layout = _layout(T, k.shape[1], _CPU if target().platform == "cpu" else _ACCELERATOR, aligned=aligned, reach=_reach(scores))
+    layout = _layout(T, k.shape[1], _CPU if target().platform == "cpu" else _ACCELERATOR, aligned=aligned, reach=scores.reach)
     out_BKGTH = _blocked(scores, layout, q_BKGTH, k_BKSH, v_BKSH, sinks_KG, queries, keys)
     return out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
-
-
-def _reach(scores: Scores) -> int | None:
-    """Keys that a query sees at most, its own included: no key of its segment is further back in an aligned row."""
-    limits = [limit for limit in (scores.window, scores.chunk) if limit is not None]
-    return min(limits, default=None)
 
 
 class _Span(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from telamon.kernels.attention import chunked, splash
+from telamon.kernels.attention import chunked, cudnn, flash_tokamax, splash
 from telamon.kernels.attention.rule import Request
 from telamon.kernels.picks import Pick, first_that_serves, noted
 
@@ -21,12 +21,14 @@ class Path(NamedTuple):
 
 PATHS: dict[str, Path] = {
     "splash": Path(splash.refusal, splash.run),
+    "cudnn": Path(cudnn.refusal, cudnn.run),
+    "tokamax": Path(flash_tokamax.refusal, flash_tokamax.run),
     "chunked": Path(chunked.refusal, chunked.run),
 }
 
 PLATFORMS: dict[str, tuple[str, ...]] = {
     "tpu": ("splash", "chunked"),
-    "gpu": ("chunked",),
+    "gpu": ("cudnn", "tokamax", "chunked"),
     "cpu": ("chunked",),
 }
 """Paths in the order in which `auto` tries them."""

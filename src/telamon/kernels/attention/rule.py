@@ -42,6 +42,11 @@ class Scores:
     chunk: int | None = None
     """Positions are cut into chunks of this many, and only keys of the query's own chunk are seen (Llama 4)."""
 
+    @property
+    def reach(self) -> int | None:
+        """Keys from a query backwards, its own included, among which are all that it sees; None: all of its document."""
+        return min((limit for limit in (self.window, self.chunk) if limit is not None), default=None)
+
     def of(self, products: jax.Array) -> jax.Array:
         """Scores of products."""
         scaled = products * self.scale

@@ -14,9 +14,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from telamon.kernels.attention import splash_jax, splash_tokamax
+from telamon.kernels.attention import rows, splash_jax, splash_tokamax
 from telamon.kernels.attention.rule import Places, Request, Scores
-from telamon.parallel.rules import ACTIVATION_RULES, spec
 
 _LANES = 128
 """Rows of tokens come in multiples of this: the width of a TPU's vector registers."""
@@ -24,29 +23,14 @@ _LANES = 128
 _CHUNKS = 1 << 16
 """Chunks a document may have; segments up to 2**15 fit beside them into 32 bits."""
 
-_HEADS = spec(("batch", "seq", "heads", "head_dim"), ACTIVATION_RULES)
-_KV_HEADS = spec(("batch", "seq", "kv_heads", "head_dim"), ACTIVATION_RULES)
-_ROWS = spec(("batch", "seq"), ACTIVATION_RULES)
-_SINKS = spec(("heads",), ACTIVATION_RULES)
-
 
 def refusal(request: Request) -> str | None:
     """Why a request cannot be served; None: it can."""
-    axes = dict(request.target.axes)
-    over = [_extent(axes, names) for names in _HEADS]
-    if not request.aligned:
-        return "it masks by index, and the keys of a cache are not the queries'"
     if request.dtype not in ("bfloat16", "float32"):
         return f"it computes in bfloat16 and float32, not in {request.dtype}"
-    if over[1] > 1:
-        return f"a row would be split over {over[1]} devices (mesh axis context), and it needs whole rows"
-    if request.B % over[0]:
-        return f"{request.B} rows do not split evenly over {over[0]} devices"
-    if request.K % over[2] or request.N % over[2]:
-        return f"{request.K} kv heads do not split evenly over {over[2]} devices (mesh axis tensor)"
     if request.sinks and not splash_tokamax.installed():
         return "sinks need Tokamax's kernel, and Tokamax is not installed (extra `tpu`)"
-    return None
+    return rows.refusal(request)
 
 
 def run(
@@ -61,19 +45,11 @@ def run(
     sinks: jax.Array | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Arguments as of `telamon.kernels.attention.attention`; `interpret` runs the kernel's program without a TPU.
-
-    Under a mesh each device runs the kernel on its own rows and heads: the compiler cannot split a kernel.
-    """
+    """Arguments as of `telamon.kernels.attention.attention`; `interpret` runs the kernel's program without a TPU."""
     assert aligned and q.shape[1] == k.shape[1], "see refusal"
     del keys  # the queries' own
     local = functools.partial(_whole_rows, scores=scores, interpret=interpret)
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty and mesh.size > 1:
-        in_specs = (_HEADS, _KV_HEADS, _KV_HEADS, _ROWS, None if sinks is None else _SINKS)
-        # The kernel's outputs do not say over which axes they vary, so that this cannot be checked.
-        local = jax.shard_map(local, in_specs=in_specs, out_specs=_HEADS, check_vma=False)
-    return local(q, k, v, queries, sinks)
+    return rows.on_each_device(local, q, k, v, queries, sinks)
 
 
 def _whole_rows(
@@ -87,7 +63,7 @@ def _whole_rows(
     q = (q.astype(jnp.float32) * (scores.scale * made.FACTOR)).astype(q.dtype)
     tail = -T % _LANES
     q_BNTH, k_BKTH, v_BKTH = (jnp.swapaxes(_longer(x, tail), 1, 2) for x in (q, k, v))
-    kernel = made.kernel(N, T + tail, _block(T + tail, H, scores), scores.softcap, _reach(scores), interpret)
+    kernel = made.kernel(N, T + tail, _block(T + tail, H, scores), scores.softcap, scores.reach, interpret)
     ids_BT = _longer(_segments(places, scores.chunk), tail)
     call: Callable[..., jax.Array] = jax.vmap(kernel, in_axes=(0, 0, 0, 0, None))
     out_BTNH = jnp.swapaxes(call(q_BNTH, k_BKTH, v_BKTH, ids_BT, sinks), 1, 2)[:, :T]
@@ -102,12 +78,6 @@ def _segments(places: Places, chunk: int | None) -> jax.Array:
     return jnp.where(places.segments > 0, places.segments * _CHUNKS + places.positions // chunk, 0)
 
 
-def _reach(scores: Scores) -> int | None:
-    """Keys from a query backwards that it may see at all: a chunk reaches no further than its length."""
-    limits = [limit for limit in (scores.window, scores.chunk) if limit is not None]
-    return min(limits, default=None)
-
-
 def _block(T: int, H: int, scores: Scores) -> int:
     """Queries, and keys, that are compared at one time: the largest that divides the row, is not too large, and pays.
 
@@ -116,7 +86,7 @@ def _block(T: int, H: int, scores: Scores) -> int:
     of a block look at a window's keys and up to two blocks more; where a window is shorter than a block, half of it saves
     more than it costs.
     """
-    reach = _reach(scores)
+    reach = scores.reach
     largest = min(1024 * _LANES // max(H, _LANES), 1024 if reach is None or reach >= 1024 else 512)
     return max(size for size in (128, 256, 512, 1024) if size <= max(largest, 128) and T % size == 0)
 
@@ -124,11 +94,3 @@ def _block(T: int, H: int, scores: Scores) -> int:
 def _longer(x: jax.Array, tail: int) -> jax.Array:
     """Zeros behind the second dim: tokens of segment 0."""
     return jnp.pad(x, [(0, tail if dim == 1 else 0) for dim in range(x.ndim)]) if tail else x
-
-
-def _extent(axes: dict[str, int], names: str | tuple[str, ...] | None) -> int:
-    """Devices that a dimension is split over."""
-    product = 1
-    for name in () if names is None else (names,) if isinstance(names, str) else names:
-        product *= axes.get(name, 1)
-    return product

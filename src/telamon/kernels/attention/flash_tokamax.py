@@ -1,0 +1,118 @@
+"""Attention on NVIDIA GPUs by Tokamax's FlashAttention: Mosaic kernels on Hopper and Blackwell, Triton kernels elsewhere.
+
+What a query of an aligned row sees is a range of keys, and these kernels take the first key of each query. Documents, windows and
+chunks so need no mask, and blocks of keys outside of every query's range are left out. The exception is Triton's backward pass,
+which writes the ranges out as a mask, a byte a pair. (JAX says that Triton's kernels in it are to go; Mosaic's are not.)
+
+XLA's compiler for GPUs takes both kinds without a GPU. Sizes of blocks come from Tokamax's table of tuned ones for the GPU, or its
+rules where the table has no such shape.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from telamon.kernels.attention import gpus, rows
+from telamon.kernels.attention.rule import Places, Request, Scores
+from telamon.parallel.target import target
+
+_MASK_BYTES = 1 << 29
+"""Bytes of a device's mask above which Triton's kernels are refused."""
+
+_LARGEST = 256
+"""Features of a head for which the kernels were compiled."""
+
+
+def refusal(request: Request) -> str | None:
+    """Why a request cannot be served; None: it can."""
+    gpu = gpus.gpu_of(request.target)
+    if not _installed():
+        return "Tokamax is not installed (extra `cuda13`)"
+    if gpu is None:
+        return f"it is for NVIDIA's GPUs, and {request.target.device_kind or 'this device'} is not known as one"
+    if gpu.capability < (8, 0):
+        return f"{gpu.device_kind} is older than Ampere"
+    if request.sinks:
+        return "it has no sinks"
+    if request.dtype not in ("bfloat16", "float16"):
+        return f"it computes in bfloat16 and float16, not in {request.dtype}"
+    if request.H > _LARGEST:
+        return f"head_dim={request.H} is more than {_LARGEST}"
+    if _kernel(gpu, request.H) == "triton":
+        if request.scores.softcap is not None:
+            return f"on {gpu.device_kind} its backward pass has no cap on scores"
+        if (mask := rows.rows_of_device(request) * request.T**2) > _MASK_BYTES:
+            return f"on {gpu.device_kind} its mask would take {mask / 2**30:.1f} GiB a device, more than {_MASK_BYTES / 2**30:.1f} GiB"
+    return rows.refusal(request)
+
+
+def run(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    queries: Places,
+    keys: Places,
+    scores: Scores,
+    aligned: bool,
+    sinks: jax.Array | None = None,
+    kernel: str | None = None,
+) -> jax.Array:
+    """Arguments as of `telamon.kernels.attention.attention`; `kernel` is Tokamax's name of one, none: the GPU's own."""
+    assert aligned and sinks is None, "see refusal"
+    del keys  # the queries' own
+    gpu = gpus.gpu_of(target())
+    if kernel is None:
+        assert gpu is not None, "see refusal"
+        kernel = _kernel(gpu, q.shape[-1])
+    local = functools.partial(_whole_rows, scores=scores, kernel=kernel)
+    return rows.on_each_device(gpus.traced_within(functools.partial(_as_on, gpu), local), q, k, v, queries, sinks)
+
+
+def _whole_rows(q: jax.Array, k: jax.Array, v: jax.Array, places: Places, sinks: None, *, scores: Scores, kernel: str) -> jax.Array:
+    """Attention of one device's rows and heads."""
+    del sinks
+    from tokamax._src.ops.attention import api, base
+
+    mask = base.Mask(k_start=rows.first_keys(places, scores)[:, None], is_causal=True)
+    out = api.IMPLEMENTATIONS[kernel](q, k, v, logits_scale=scores.scale, logits_soft_cap=scores.softcap, mask=mask)
+    # Padding sees itself in there. Its output is made zero, and so are its gradients.
+    return jnp.where((places.segments > 0)[:, :, None, None], out, 0)
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("tokamax") is not None
+
+
+def _kernel(gpu: gpus.Gpu, H: int) -> str:
+    """Tokamax's name of the kernels for a GPU; Mosaic's backward pass is for these architectures and head sizes only."""
+    largest = {9: 256, 10: 192}.get(gpu.capability[0], 0)
+    return "mosaic_gpu" if largest >= H else "triton"
+
+
+@contextlib.contextmanager
+def _as_on(gpu: gpus.Gpu | None) -> Iterator[None]:
+    """A context in which Tokamax takes this machine for one with that GPU, and is silent on shapes that it was not tuned for."""
+    from jax.extend import backend
+
+    answers: list[tuple[Any, str, Any]] = []
+    if gpu is not None and not gpu.here:
+        answers.append((backend, "get_default_device", lambda: gpu))
+    logger = logging.getLogger("absl")
+    logger.addFilter(_is_news)
+    try:
+        with gpus.answering(*answers):
+            yield
+    finally:
+        logger.removeFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Autotuning cache miss")

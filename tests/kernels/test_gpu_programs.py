@@ -1,0 +1,200 @@
+"""Attention of GPUs, without one: what our arguments mean to a path, which path is taken, and which kernels a program gets.
+
+The kernels do not run here. Each has a twin in plain XLA that takes the same arguments, and that is compared with the reference.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+from telamon.config.schema import AXES, MeshConfig
+from telamon.kernels.attention import Places, Scores, attention, cudnn, flash_tokamax, gpus, reference_attention, rows, visible
+from telamon.kernels.attention.pick import Request, choose
+from telamon.parallel.mesh import build_mesh
+from telamon.parallel.target import Target
+
+H100, A100, B200 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA B200"
+N, K, H = 4, 2, 16
+
+TWINS: dict[str, Callable[..., jax.Array]] = {
+    "cudnn": functools.partial(cudnn.run, implementation="xla"),
+    "tokamax": functools.partial(flash_tokamax.run, kernel="xla"),
+}
+
+
+def _places(T: int) -> Places:
+    """Four rows: one document; three packed, the second of which is a later part; padded left; packed and padded right."""
+    cut, pad = T // 3, T // 4
+    documents = [
+        [(1, T, 0)],
+        [(1, cut, 0), (2, T - 2 * cut, 7), (3, cut, 0)],
+        [(0, pad, 0), (1, T - pad, 0)],
+        [(1, cut, 0), (0, T - cut, 0)],
+    ]
+    positions = [np.concatenate([np.arange(first, first + size) for _, size, first in row]) for row in documents]
+    segments = [np.repeat([segment for segment, _, _ in row], [size for _, size, _ in row]) for row in documents]
+    return Places(jnp.asarray(np.stack(positions), jnp.int32), jnp.asarray(np.stack(segments), jnp.int32))
+
+
+def _arrays(T: int) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal((4, T, heads, H)), jnp.float32) for heads in (N, K, K)]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _value_and_gradients(function: Callable[..., jax.Array], *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    out, pull = jax.vjp(function, *arrays)
+    return out, *pull(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
+
+
+@pytest.mark.parametrize("scores", [Scores(0.3), Scores(0.3, window=13), Scores(0.5, window=30, chunk=11)], ids=str)
+def test_the_first_key_and_those_up_to_the_query_are_what_it_sees(scores: Scores):
+    places = _places(50)
+    first, index = np.asarray(rows.first_keys(places, scores)), np.arange(50)
+    ranges = (index >= first[:, :, None]) & (index <= index[:, None])
+    real = np.asarray(places.segments > 0)
+    np.testing.assert_array_equal(ranges[real], np.asarray(visible(places, places, scores.window, scores.chunk))[real])
+    np.testing.assert_array_equal(ranges[~real].sum(axis=-1), 1)
+
+
+@pytest.mark.parametrize("scores", [Scores(0.3, window=13), Scores(0.5, window=30, chunk=11), Scores(0.4, softcap=2.0)], ids=str)
+def test_every_twin_equals_the_reference_in_value_and_gradient(scores: Scores):
+    """Documents, padding, groups of heads, scale, windows of exactly W keys, chunks and caps as a path hands them to its library."""
+    places, arrays = _places(50), _arrays(50)
+    mask = visible(places, places, scores.window, scores.chunk)
+    expected = _value_and_gradients(functools.partial(reference_attention, mask=mask, scores=scores), *arrays)
+    for name, run in TWINS.items():
+        if name == "cudnn" and scores.softcap is not None:
+            continue
+        path = functools.partial(run, queries=places, keys=places, scores=scores, aligned=True)
+        for part, ours, theirs in zip("oqkv", _value_and_gradients(path, *arrays), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=f"{name} {part}")
+
+
+@pytest.mark.parametrize("name", ["cudnn", "tokamax"])
+def test_each_device_has_its_own_rows_and_heads(name: str):
+    places, arrays, scores = _places(50), _arrays(50), Scores(0.3, window=13)
+    path = functools.partial(TWINS[name], queries=places, keys=places, scores=scores, aligned=True)
+    whole = _value_and_gradients(path, *arrays)
+    with jax.set_mesh(build_mesh(MeshConfig(fsdp=4, tensor=2), devices=jax.devices())):
+        split = _value_and_gradients(lambda *arrays: path(*arrays), *arrays)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-6), split, whole)
+
+
+def _request(kind: str = H100, **changes: Any) -> Request:
+    plain = dict(B=8, T=4096, S=4096, N=32, K=8, H=128, dtype="bfloat16", scores=Scores(1.0), sinks=False, aligned=True)
+    return Request(Target("gpu", kind, (("fsdp", 4), ("tensor", 2))), **{**plain, **changes})
+
+
+@pytest.mark.parametrize(
+    ("request_", "path", "refused"),
+    [
+        (_request(), "cudnn", {}),
+        (_request(scores=Scores(1.0, window=512, chunk=2048)), "cudnn", {}),
+        (_request(scores=Scores(1.0, softcap=50.0)), "tokamax", {"cudnn": "no cap on scores"}),
+        (_request(A100, scores=Scores(1.0, softcap=50.0)), "chunked", {"cudnn": "no cap", "tokamax": "A100.* backward pass has no cap"}),
+        (_request(sinks=True), "chunked", {"cudnn": "no sinks", "tokamax": "no sinks"}),
+        (_request(dtype="float32"), "chunked", {"cudnn": "not in float32", "tokamax": "not in float32"}),
+        (_request(T=16384), "tokamax", {"cudnn": r"mask would take 1\.0 GiB a device, more than 0\.5"}),
+        (_request(A100, T=32768), "chunked", {"cudnn": r"4\.0 GiB", "tokamax": r"on NVIDIA A100.* 2\.0 GiB"}),
+        (_request(A100, H=256), "tokamax", {"cudnn": "head_dim=256 is not a multiple of 8 up to 128"}),
+        (_request(H=512), "chunked", {"cudnn": "head_dim=512", "tokamax": "head_dim=512"}),
+        (_request(T=4095), "tokamax", {"cudnn": "rows of 4095 tokens are odd"}),
+        (_request(aligned=False), "chunked", {"cudnn": "keys of a cache", "tokamax": "keys of a cache"}),
+        (_request(K=1), "chunked", {"cudnn": "1 kv heads do not split", "tokamax": "1 kv heads do not split"}),
+        (_request("AMD Instinct MI300X"), "chunked", {"cudnn": "MI300X is not known", "tokamax": "MI300X is not known"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_path_serves_or_says_why_not(request_: Request, path: str, refused: dict[str, str]):
+    picked = choose(request_)
+    assert picked.path == path
+    assert [name for name, _ in picked.refused] == list(refused)
+    for name, reason in picked.refused:
+        assert re.search(refused[name], reason), reason
+
+
+def test_without_tokamax_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(flash_tokamax, "_installed", lambda: False)
+    picked = choose(_request(scores=Scores(1.0, softcap=50.0)))
+    assert (picked.path, dict(picked.refused)["tokamax"]) == ("chunked", "Tokamax is not installed (extra `cuda13`)")
+
+
+def test_a_gpu_that_is_not_here_is_known_by_its_description():
+    known = {kind: gpus.gpu_of(Target("gpu", kind, ())) for kind in (H100, A100, B200)}
+    assert {kind: (gpu.compute_capability, gpu.core_count, gpu.here) for kind, gpu in known.items() if gpu} == {
+        H100: ("9.0", 132, False),
+        A100: ("8.0", 108, False),
+        B200: ("10.0", 148, False),
+    }
+
+
+def test_answers_are_taken_back_also_after_an_error():
+    def fails() -> None:
+        with gpus.answering((functools, "reduce", lambda: "ours")):
+            assert functools.reduce() == "ours"  # type: ignore[call-arg]
+            raise RuntimeError
+
+    before = functools.reduce
+    with pytest.raises(RuntimeError):
+        fails()
+    assert functools.reduce is before
+
+
+def _step(path: str, scores: Scores) -> Callable[..., Any]:
+    def step(q: jax.Array, k: jax.Array, v: jax.Array, places: Places) -> Any:
+        def loss(*arrays: jax.Array) -> jax.Array:
+            return jnp.sum(attention(*arrays, queries=places, keys=places, scores=scores, aligned=True, path=path).astype(jnp.float32))
+
+        return jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
+
+    return step
+
+
+def _shapes(T: int, **options: Any) -> tuple[Any, ...]:
+    ids: Any = jax.ShapeDtypeStruct((2, T), jnp.int32, **options)
+    q, k, v = (jax.ShapeDtypeStruct((2, T, heads, 64), jnp.bfloat16, **options) for heads in (N, K, K))
+    return q, k, v, Places(ids, ids)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("kind", "path", "scores", "kernels"),
+    [
+        (H100, "cudnn", Scores(0.1, window=100), {"__cudnn$fmhaScaleBiasSoftmax": 1, "__cudnn$fmhaScaleBiasSoftmaxBackward": 1}),
+        (H100, "tokamax", Scores(0.1, window=100, softcap=9.0), {"mosaic_gpu_v2": 3}),
+        (B200, "tokamax", Scores(0.1, chunk=100), {"mosaic_gpu_v2": 3}),
+        (A100, "tokamax", Scores(0.1), {"__gpu$xla.gpu.triton": 2}),
+    ],
+)
+def test_a_lowered_program_calls_the_kernels_of_its_gpu(kind: str, path: str, scores: Scores, kernels: dict[str, int]):
+    """Forward and backward (Mosaic's of queries and of keys apart), split over four devices, with no GPU and no CUDA here."""
+    device = AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
+    sizes = tuple({"fsdp": 2, "tensor": 2}.get(axis, 1) for axis in AXES)
+    mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        text = jax.jit(_step(path, scores)).trace(*_shapes(256)).lower(lowering_platforms=("cuda",)).as_text()
+    found = re.findall(r"custom_call @([^ (]+)", text)
+    assert {name: found.count(name) for name in kernels} == kernels
+
+
+@pytest.mark.parametrize("path", ["cudnn", "tokamax"])
+def test_the_compiler_of_gpus_takes_the_kernels_without_one(path: str):
+    if not (find_spec("jax_plugins") and find_spec("jax_plugins.xla_cuda13")):
+        pytest.skip("the compiler for GPUs is not installed (extra plan-gpu)")
+    from telamon.plan.topology import aot_devices, parse_topology
+
+    mesh = build_mesh(MeshConfig(), devices=aot_devices(parse_topology("h100:1")))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        compiled = jax.jit(_step(path, Scores(0.1, window=100))).lower(*_shapes(128, sharding=whole)).compile()
+    kernel = {"cudnn": "__cudnn$fmhaScaleBiasSoftmaxBackward", "tokamax": "mosaic_gpu_v2"}[path]
+    assert f'custom_call_target="{kernel}"' in (compiled.as_text() or "")
