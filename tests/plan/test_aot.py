@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 import psutil
 import pytest
@@ -19,8 +21,10 @@ from tiny import model, run
 from telamon.errors import CompileError, ConfigError
 from telamon.plan.aot import Compiled, compile_program
 from telamon.plan.child import run_child
+from telamon.plan.saved import load_programs
 from telamon.plan.topology import parse_topology
 from telamon.plan.worker import read_refusal
+from telamon.train.job import make_job
 
 _LAYERS, _ROWS, _T, _HEADS, _HEAD = 2, 2, 16, 4, 8
 _LAYER = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48
@@ -36,21 +40,44 @@ def _needs(module: str) -> None:
         pytest.skip(f"{module} is not installed")
 
 
+@dataclass(frozen=True)
+class Made:
+    """A compiled step, and the file it was saved in."""
+
+    step: Compiled
+    file: Path
+
+
 @pytest.fixture(scope="module")
-def on_tpu() -> Compiled:
+def on_tpu(tmp_path_factory) -> Made:
     _needs("libtpu")
-    return compile_program(_RUN, parse_topology("v5e:2x2"), progress=False)
+    file = tmp_path_factory.mktemp("tpu") / "step"
+    return Made(compile_program(_RUN, parse_topology("v5e:2x2"), save=file, progress=False), file)
 
 
 @pytest.fixture(scope="module")
-def on_gpu() -> Compiled:
+def on_gpu(tmp_path_factory) -> Made:
     _needs("jax_plugins.xla_cuda13")
-    return compile_program(_RUN, parse_topology("h100:2x2"), progress=False)
+    file = tmp_path_factory.mktemp("gpu") / "step"
+    return Made(compile_program(_RUN, parse_topology("h100:2x2"), save=file, progress=False), file)
 
 
 @pytest.fixture(params=["on_tpu", "on_gpu"])
-def compiled(request) -> Compiled:
+def made(request) -> Made:
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def compiled(made) -> Compiled:
+    return made.step
+
+
+@pytest.mark.xdist_group("aot")
+def test_a_step_saved_for_another_machine_is_not_run_here(made):
+    with pytest.raises(
+        ConfigError, match=r"compiled for something else:\n  devices, kind: (TPU v5 lite|NVIDIA H100 80GB HBM3) in the file"
+    ):
+        load_programs(make_job(_RUN), made.file)
 
 
 @pytest.mark.xdist_group("aot")
@@ -75,8 +102,9 @@ def test_arguments_are_a_devices_share_of_the_state_and_the_batch(on_gpu):
     """Weights and two moments in float32, split over four devices but for the norms' scales, and three int32 or float32 a token."""
     parameters = model().parameter_count
     norms = 5 * 32
-    assert on_gpu.argument_bytes == pytest.approx(12 * ((parameters - norms) / 4 + norms), rel=0.1)
-    assert on_gpu.alias_bytes == pytest.approx(on_gpu.argument_bytes, rel=0.1)  # the new state takes the old one's place
+    step = on_gpu.step
+    assert step.argument_bytes == pytest.approx(12 * ((parameters - norms) / 4 + norms), rel=0.1)
+    assert step.alias_bytes == pytest.approx(step.argument_bytes, rel=0.1)  # the new state takes the old one's place
 
 
 @pytest.mark.xdist_group("aot")

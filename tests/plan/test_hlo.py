@@ -11,12 +11,11 @@ from telamon.plan.hlo import Collective, count_program
 _AXES = {"data": 2, "fsdp": 4}
 
 
-def _program(*lines: str, before: str = "", axes: dict[str, int] | None = None):
+def _program(*lines: str, before: str = "", partitions: int = 8, across: dict[str, int] | None = None):
     """Counts of a program whose entry computation has these instructions."""
     body = "\n".join(f"  {line}" for line in lines)
-    return count_program(
-        f"HloModule test, is_scheduled=true\n\n{before}\nENTRY %main (x: f32[8]) -> f32[8] {{\n{body}\n}}\n", axes or _AXES
-    )
+    text = f"HloModule test, is_scheduled=true, num_partitions={partitions}\n\n{before}\nENTRY %main (x: f32[8]) -> f32[8] {{\n{body}\n}}\n"
+    return count_program(text, _AXES, across=across)
 
 
 _X = "%x = f32[8,128]{1,0:T(8,128)S(1)} parameter(0)"
@@ -88,6 +87,68 @@ def test_collectives_count_once_whether_they_start_alone_or_in_a_wrapper():
         Collective("all-to-all", "data", 8 * 128 * 4, 1),
         Collective("reduce-scatter", "data+fsdp", 8 * 128 * 4, 1),
     )
+
+
+_SPREAD = """%start (p: bf16[8]) -> (bf16[8], bf16[32], s32[2]) {
+  %p = bf16[8] parameter(0)
+  %g.1 = bf16[32] all-gather(%p), channel_id=9, replica_groups=[2,4]<=[8], backend_config={"async_collective_fusion_config":{"flag_start":"-1"}}
+  ROOT %c.1 = (bf16[8], bf16[32], s32[2]) custom-call(%g.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%during (p: bf16[8], a: bf16[32,16]) -> bf16[32,32] {
+  %p = bf16[8] parameter(0)
+  %a = bf16[32,16] parameter(1)
+  %g.2 = bf16[32] all-gather(%p), channel_id=9, replica_groups=[2,4]<=[8], backend_config={"async_collective_fusion_config":{"flag_start":"2"}}
+  ROOT %d = bf16[32,32] dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+
+%done (p: bf16[8]) -> bf16[32] {
+  %p = bf16[8] parameter(0)
+  %g.3 = bf16[32] all-gather(%p), channel_id=9, replica_groups=[2,4]<=[8], backend_config={"async_collective_fusion_config":{"flag_start":"2"}}
+  ROOT %c.3 = bf16[32] custom-call(%p, %g.3), custom_call_target="AsyncCollectiveDone"
+}
+
+%all-reduce-scatter.3 (p: f32[32,8]) -> f32[8,8] {
+  %p = f32[32,8] parameter(0)
+  %r = f32[32,8] all-reduce(%p), channel_id=1, replica_groups=[2,4]<=[8], use_global_device_ids=true, to_apply=%add
+  %zero = u32[] constant(0)
+  ROOT %s = f32[8,8] dynamic-slice(%r, %zero, %zero), dynamic_slice_sizes={8,8}
+}
+"""
+
+
+def test_what_a_tpu_does_in_fusions_counts_once_and_as_what_it_is():
+    """A gathering that goes on while a product is made, which the text writes into each of the fusions, and a sum of which each device keeps a part."""
+    found = _program(
+        "%p = bf16[8] parameter(0)",
+        "%a = bf16[32,16] parameter(1)",
+        "%b = f32[32,8] parameter(2)",
+        "%async-collective-start = (bf16[8], bf16[32], s32[2]) fusion(%p), kind=kCustom, calls=%start",
+        "%product = bf16[32,32] fusion(%p, %a), kind=kOutput, calls=%during",
+        "%async-collective-done = bf16[32] fusion(%p), kind=kCustom, calls=%done",
+        "ROOT %part = f32[8,8] fusion(%b), kind=kCustom, calls=%all-reduce-scatter.3",
+        before=_SPREAD,
+    )
+    assert found.collectives == (Collective("reduce-scatter", "fsdp", 32 * 8 * 4, 1), Collective("all-gather", "fsdp", 32 * 2, 1))
+    assert found.flops == 2 * 32 * 32 * 16
+
+
+def test_slices_talk_through_their_hosts_and_number_their_own_devices():
+    """Data crosses two slices of four; within a slice its devices are 0 to 3."""
+    found = _program(
+        "%x = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)",
+        "%r = bf16[64,8,128] all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add",
+        '%k = token[] after-all(), frontend_attributes={MegascaleRendezvousKeyName="all-reduce.6_0"}',
+        "%send.1 = (bf16[64,8,128]{2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[]) send(%r, %k), channel_id=4, is_host_transfer=true, "
+        'frontend_attributes={_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}',
+        "%recv.1 = (bf16[64,8,128]{2,1,0}, u32[]{:S(2)}, token[]) recv(%k), channel_id=3, is_host_transfer=true, "
+        'frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}',
+        "ROOT %d = token[] send-done(%send.1), channel_id=4, is_host_transfer=true",
+        partitions=4,
+        across={"data": 2, "fsdp": 1},
+    )
+    size = 64 * 8 * 128 * 2
+    assert found.collectives == (Collective("all-reduce", "fsdp", size, 1), Collective("all-reduce", "data", size, 1))
 
 
 @pytest.mark.parametrize(

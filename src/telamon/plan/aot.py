@@ -96,7 +96,7 @@ def compile_program(
     Args:
         config: the run.
         topology: the machine; none: this one, with the devices that are here.
-        program: which of the two.
+        program: which of the two. Of train steps with several numbers of rows (a batch ramp), the one with most.
         batch: decode: texts at a time; none: as many as a training batch has rows.
         context: decode: tokens of a text that the cache has room for; none: those of a training row.
         timeout: seconds, after which the compiler is stopped.

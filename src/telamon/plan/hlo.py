@@ -11,7 +11,9 @@ The compiler's own cost analysis counts the body of a loop once and knows nothin
   kernel counts as what it states of itself, which for causal attention is often the whole square; cuDNN states nothing.
 - **Collectives** are given with the mesh axes that their groups span, and with the bytes that a device holds of the whole:
   of the result for an all-gather, of the operand for the others. A permute counts what it sends; products whose gathering is
-  hidden in a ring of them (windowed einsum) therefore count as permutes. An asynchronous one counts where it starts.
+  hidden in a ring of them (windowed einsum) therefore count as permutes. An asynchronous one counts where it starts, also where
+  TPU's compiler spreads it over several fusions; an all-reduce of which a fusion keeps a part only is a reduce-scatter. Slices of
+  TPU talk through their hosts, by sends that say which collective they are a part of.
 - **Kernels** are calls of what somebody wrote by hand: Pallas, cuDNN, cuBLAS, Triton.
 """
 
@@ -64,15 +66,16 @@ class Program:
     """(name, calls), by name."""
 
 
-def count_program(text: str, axes: Mapping[str, int]) -> Program:
+def count_program(text: str, axes: Mapping[str, int], *, across: Mapping[str, int] | None = None) -> Program:
     """Count the FLOPs, collectives and kernels of a compiled program.
 
     Args:
         text: the scheduled HLO, as `jax.stages.Compiled.as_text` gives it.
         axes: names and sizes of the mesh, in the order of its devices.
+        across: of several slices of TPU, how often each axis is repeated across them.
     """
     module = parse(text)
-    total = _Reader(module, axes).count(module.entry)
+    total = _Reader(module, axes, across or {}).count(module.entry)
     moved = (Collective(kind, axis, total.bytes[kind, axis], count) for (kind, axis), count in total.calls.items())
     return Program(total.flops, tuple(sorted(moved, key=lambda found: (-found.bytes, found.kind))), tuple(sorted(total.kernels.items())))
 
@@ -97,9 +100,12 @@ def _add_times[K](mine: Counter[K], others: Counter[K], times: int) -> None:
 
 
 class _Reader:
-    def __init__(self, module: Module, axes: Mapping[str, int]) -> None:
+    def __init__(self, module: Module, axes: Mapping[str, int], across: Mapping[str, int]) -> None:
         self._module = module
-        self._names, self._sizes = list(axes), tuple(axes.values())
+        self._across = {name: size for name, size in across.items() if size > 1}
+        # A program of one slice numbers the slice's devices.
+        apart = module.partitions < math.prod(axes.values())
+        self._axes = {name: size // (self._across.get(name, 1) if apart else 1) for name, size in axes.items()}
         self._counts: dict[str, _Count] = {}
 
     def count(self, name: str) -> _Count:
@@ -107,39 +113,57 @@ class _Reader:
         if name not in self._counts:
             computation, total = self._module.computations[name], _Count()
             for instruction in computation.values():
-                self._add(total, instruction, computation)
+                self._add(total, instruction, computation, scatters=name.startswith("all-reduce-scatter"))
             self._counts[name] = total
         return self._counts[name]
 
-    def _add(self, total: _Count, op: Instruction, computation: Computation) -> None:
+    def _add(self, total: _Count, op: Instruction, computation: Computation, *, scatters: bool) -> None:
         # An asynchronous operation is what its name says where it starts, and nothing where it is waited for.
         opcode = op.opcode.removesuffix("-start")
         if opcode in _COLLECTIVES:
-            self._add_collective(total, opcode, op, computation)
+            if not _continues(op, computation):
+                self._add_collective(total, "reduce-scatter" if scatters and opcode == "all-reduce" else opcode, op, computation)
         elif opcode == "dot":
             total.flops += dot_flops(op, computation)
         elif opcode == "convolution":
             total.flops += convolution_flops(op, computation)
         elif opcode == "custom-call":
-            target = op.text("custom_call_target")
-            if _KERNELS.search(target):
-                total.flops += _cublas_flops(op, computation) if target.startswith("__cublas") else _stated_flops(op)
-                total.kernels[_kernel_name(op, target)] += 1
+            _add_kernel(total, op, computation)
         elif opcode == "while":
             total.add(self.count(op.name_of("body")), times=trip_count(op, computation, self._module))
+        elif opcode == "send" and (between_slices := op.text("_xla_megascale_transfer_type")):
+            self._add_moved(total, between_slices.lower().replace("_", "-"), self._across, computation[op.operands[0]].shape)
         elif opcode in ("fusion", "call", "conditional", "async"):
             for called in op.called:
                 total.add(self.count(called))
 
     def _add_collective(self, total: _Count, kind: str, op: Instruction, computation: Computation) -> None:
-        group = first_group(op, math.prod(self._sizes))
-        if len(group) < 2:
-            return
-        places = np.array(np.unravel_index(group, self._sizes))
-        axis = "+".join(name for name, along in zip(self._names, places, strict=True) if len(set(along.tolist())) > 1)
-        size = sum(byte_size(computation[operand].shape) for operand in op.operands)
-        total.bytes[kind, axis] += size * (len(group) if kind == "all-gather" else 1)
-        total.calls[kind, axis] += 1
+        group = first_group(op, math.prod(self._axes.values()))
+        places = np.array(np.unravel_index(group, tuple(self._axes.values())))
+        spanned = {name: len(set(along.tolist())) for name, along in zip(self._axes, places, strict=True)}
+        shape = " ".join(computation[operand].shape for operand in op.operands)
+        self._add_moved(total, kind, {name: size for name, size in spanned.items() if size > 1}, shape)
+
+    def _add_moved(self, total: _Count, kind: str, spanned: Mapping[str, int], shape: str) -> None:
+        """`spanned` gives, for each axis that a group extends along, how many places of it."""
+        if spanned:
+            axis = "+".join(spanned)
+            total.bytes[kind, axis] += byte_size(shape) * (math.prod(spanned.values()) if kind == "all-gather" else 1)
+            total.calls[kind, axis] += 1
+
+
+def _continues(op: Instruction, computation: Computation) -> bool:
+    """Whether this is a later part of a collective that is spread over several fusions: only the first of them starts it."""
+    if "async_collective_fusion_config" not in op.attributes:
+        return False
+    return not any(other.text("custom_call_target") == "AsyncCollectiveStart" for other in computation.values())
+
+
+def _add_kernel(total: _Count, op: Instruction, computation: Computation) -> None:
+    target = op.text("custom_call_target")
+    if _KERNELS.search(target):
+        total.flops += _cublas_flops(op, computation) if target.startswith("__cublas") else _stated_flops(op)
+        total.kernels[_kernel_name(op, target)] += 1
 
 
 def _kernel_name(op: Instruction, target: str) -> str:

@@ -62,21 +62,25 @@ class Module:
 
     computations: dict[str, Computation]
     entry: str
+    partitions: int
+    """Devices that the program runs on together: all of them, or those of a slice where slices talk through their hosts."""
 
 
 def parse(text: str) -> Module:
     """The computations of a program in HLO's text form, read line by line: the text may have a hundred megabytes."""
     computations: dict[str, Computation] = {}
-    entry, current = "", {}
+    entry, partitions, current = "", 1, {}
     for line in _lines(text):
-        if line[0] in " \t":
+        if line.startswith("HloModule"):
+            partitions = int((re.findall(r"\bnum_partitions=(\d+)", line) or ["1"])[0])
+        elif line[0] in " \t":
             if instruction := _instruction(line):
                 current[instruction.name] = instruction
-        elif line.endswith("{") and (head := re.match(r"(ENTRY )?%?([\w.-]+) ", line)) and head[2] != "HloModule":
+        elif line.endswith("{") and (head := re.match(r"(ENTRY )?%?([\w.-]+) ", line)):
             current = computations.setdefault(head[2], {})
             entry = head[2] if head[1] else entry
     assert entry, "not the text of a program"
-    return Module(computations, entry)
+    return Module(computations, entry, partitions)
 
 
 def array_shapes(shape: str) -> list[tuple[str, tuple[int, ...]]]:

@@ -63,23 +63,19 @@ def _answer(wanted: dict[str, Any]) -> "Compiled":
 
 def _lowered(job: "Job", wanted: dict[str, Any]) -> Any:
     if wanted["program"] == "train":
-        return job.lowered("train", _most_rows(job))
+        from telamon.plan.saved import step_rows
+
+        return job.lowered("train", max(step_rows(job.config)))
     from telamon.infer.engine import lower_decode
 
     return lower_decode(job.model, job.mesh, rows=wanted["batch"], length=wanted["context"])
 
 
-def _most_rows(job: "Job") -> int:
-    train = job.config.train
-    return max(train.batch_size, *(stage.batch_size for stage in train.batch_ramp), 0)
-
-
-def _save(job: "Job", compiled: Any, path: str) -> None:
+def _save(job: "Job", largest: Any, path: str) -> None:
     from telamon.plan.saved import save_programs, step_rows
 
-    most = _most_rows(job)
-    programs = {rows: compiled if rows == most else job.compiled(job.lowered("train", rows)) for rows in step_rows(job.config)}
-    save_programs(job, programs, path)
+    *others, most = step_rows(job.config)
+    save_programs(job, {most: largest, **{rows: job.compiled(job.lowered("train", rows)) for rows in others}}, path)
 
 
 def _fitting(compiled: Any, job: "Job", paths: tuple[str, ...]) -> "Compiled":
@@ -88,7 +84,7 @@ def _fitting(compiled: Any, job: "Job", paths: tuple[str, ...]) -> "Compiled":
     from telamon.plan.hlo import count_program
 
     memory = compiled.memory_analysis()
-    counted = count_program(compiled.as_text(), job.mesh.shape)
+    counted = count_program(compiled.as_text(), job.mesh.shape, across=job.config.mesh.cross_slice.sizes())
     argument, output, alias, temp, code = (
         getattr(memory, f"{part}_size_in_bytes") for part in ("argument", "output", "alias", "temp", "generated_code")
     )
