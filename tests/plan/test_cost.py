@@ -196,20 +196,21 @@ def test_the_last_product_of_a_block_is_needed_where_a_norm_reads_it():
     assert found == {"llama3.1-8b": (False, 2 * 32 + 1), "gemma2-2b": (True, 4 * 26 + 1), "olmo2-1b": (True, 2 * 16 + 1)}
 
 
-@pytest.mark.parametrize(("remat", "kind"), [("none", "adamw"), ("full", "muon")])
-def test_products_are_as_many_as_the_compiler_counts_in_the_step(remat, kind):
+@pytest.mark.parametrize(("devices", "remat", "kind"), [(4, "full", "adamw"), (1, "none", "muon")])
+def test_products_and_gradients_are_those_that_the_compiler_lays_out(devices, remat, kind):
     sizes = ["n_layers=2", "d_model=64", "d_ff=512", "n_heads=1", "n_kv_heads=1", "head_dim=2", "vocab_size=512", "tie_embeddings=false"]
-    config = _run(
-        *(f"model.{size}" for size in sizes), "train.batch_size=4", "train.seq_len=32", f"train.remat={remat}", f"optimizer.kind={kind}"
-    )
-    job = make_job(config, devices=jax.devices()[:1])
+    settings = "train.batch_size=16", "train.seq_len=32", f"train.remat={remat}", f"optimizer.kind={kind}"
+    config = _run(*(f"model.{size}" for size in sizes), *settings)
+    job = make_job(config, devices=jax.devices()[:devices])
     with jax.set_mesh(job.mesh):
-        counted = count_program(job.lowered("train", 4).compile().as_text(), dict(job.mesh.shape)).flops
-    # On one device of 100 TFLOP/s, all of which products reach, without memory's limit: seconds are FLOPs.
+        counted = count_program(job.lowered("train", 16).compile().as_text(), dict(job.mesh.shape))
+    # On devices of 100 TFLOP/s, all of which products reach, without memory's limit: seconds are FLOPs.
     chip = replace(CHIP, matmul_share=1.0, hbm_gbps=1e12)
-    parts = predict(config, replace(FOUR, chip=chip, shape=(1, 1, 1))).parts
-    seconds = sum(value for name, value in parts.items() if name.startswith(("products", "loss", "muon")))
-    assert seconds * 100e12 == pytest.approx(counted, rel=0.01)  # attention is a thousandth here
+    prediction = predict(config, replace(FOUR, chip=chip, shape=(1, 1, devices)))
+    seconds = sum(value for name, value in prediction.parts.items() if name.startswith(("products", "loss", "muon")))
+    assert seconds * 100e12 == pytest.approx(counted.flops, rel=0.01)  # attention is a thousandth here
+    summed = sum(c.bytes for c in counted.collectives if c.kind in ("reduce-scatter", "all-reduce"))
+    assert summed == pytest.approx(sum(c.bytes for c in prediction.collectives if c.kind == "reduce-scatter"), rel=0.01)
 
 
 def test_mfu_and_rate_follow_from_the_step():

@@ -264,7 +264,7 @@ class _Step:
         yield _cost("reduce-scatter", "fsdp", scattered, joined["fsdp"].gather(scattered))
         if layout.muon:
             matrices = sum(p.parameters / self._splits(p, weights=True) for p in self.work.products)
-            again = 3 * _MUON_STEPS * layout.weight_bytes * matrices  # as compiled: a factor of each product is gathered
+            again = _MUON_STEPS * layout.weight_bytes * matrices  # as the compiler lays it out: each step gathers a factor once
             yield _cost("all-gather of muon", "fsdp", again, joined["fsdp"].gather(again))
         summed = layout.gradient_bytes * held / layout.total("fsdp")
         yield _cost("all-reduce", "data", summed, joined["data"].reduce(summed))
