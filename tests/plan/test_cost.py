@@ -196,7 +196,7 @@ def test_the_last_product_of_a_block_is_needed_where_a_norm_reads_it():
     assert found == {"llama3.1-8b": (False, 2 * 32 + 1), "gemma2-2b": (True, 4 * 26 + 1), "olmo2-1b": (True, 2 * 16 + 1)}
 
 
-@pytest.mark.parametrize(("devices", "remat", "kind"), [(4, "full", "adamw"), (1, "none", "muon")])
+@pytest.mark.parametrize(("devices", "remat", "kind"), [(4, "full", "adamw"), (1, "dots", "muon")])
 def test_products_and_gradients_are_those_that_the_compiler_lays_out(devices, remat, kind):
     sizes = ["n_layers=2", "d_model=64", "d_ff=512", "n_heads=1", "n_kv_heads=1", "head_dim=2", "vocab_size=512", "tie_embeddings=false"]
     settings = "train.batch_size=16", "train.seq_len=32", f"train.remat={remat}", f"optimizer.kind={kind}"

@@ -21,8 +21,7 @@ def matmul(x: jax.Array, w: jax.Array, summed: int = 1) -> jax.Array:
     that they have elsewhere and are flattened in here, so that what the gradient needs is kept once: reshaped outside,
     the same activations would be kept again for each of the maps that read them, and weights beside themselves.
     """
-    rows, matrix = _flat(x, w, summed)
-    return product(rows, matrix.astype(x.dtype)).reshape(*x.shape[: x.ndim - summed], *w.shape[summed:])
+    return _value(x, w, summed)
 
 
 def product(x: jax.Array, y: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> jax.Array:
@@ -73,8 +72,14 @@ def _flat(x: jax.Array, w: jax.Array, summed: int) -> tuple[jax.Array, jax.Array
     return x.reshape(-1, K), w.reshape(K, -1)
 
 
+def _value(x: jax.Array, w: jax.Array, summed: int) -> jax.Array:
+    rows, matrix = _flat(x, w, summed)
+    return product(rows, matrix.astype(x.dtype)).reshape(*x.shape[: x.ndim - summed], *w.shape[summed:])
+
+
 def _forward(x: jax.Array, w: jax.Array, summed: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return matmul(x, w, summed), (x, w)
+    # Not `matmul` itself: a policy that saves products would not see one inside a call with a gradient of its own.
+    return _value(x, w, summed), (x, w)
 
 
 def _backward(summed: int, residuals: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
