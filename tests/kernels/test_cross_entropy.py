@@ -87,6 +87,7 @@ def test_measurements_have_no_gradient():
 
     def measurements(hidden: jax.Array) -> jax.Array:
         sums = cross_entropy(hidden, inputs["head"], inputs["targets"], inputs["mask"], chunk=2)
+        assert sums.correct is not None
         return sums.nll + sums.correct
 
     np.testing.assert_array_equal(jax.jit(jax.grad(measurements))(inputs["hidden"]), 0.0)

@@ -39,3 +39,9 @@ def test_a_tpu_trains_with_the_splash_kernel(compiled: dict[str, list[str]]):
     assert "attention: splash" in compiled["picks"]
     for kernel in ("splash_mha_fwd_segmented", "splash_mha_dkv_segmented"):
         assert any(kernel in call for call in compiled["calls"]), compiled
+
+
+def test_a_tpu_trains_with_tokamax_cross_entropy(compiled: dict[str, list[str]]):
+    assert "loss: tokamax" in compiled["picks"]
+    for kernel in ("lce_fwd", "lce_bwd"):
+        assert any(kernel in call for call in compiled["calls"]), compiled

@@ -290,6 +290,10 @@ class TrainConfig(Section):
         default="auto",
         description="What computes attention over training rows: splash (TPU), cudnn, tokamax (GPU), chunked (anywhere); auto: the first that serves.",
     )
+    loss: Literal["auto", "tokamax", "chunked"] = Field(
+        default="auto",
+        description="What computes the cross-entropy: tokamax (TPU; tells no accuracy), chunked (anywhere); auto: the first that serves.",
+    )
     loss_chunk: Positive = Field(default=1024, description="Tokens whose logits exist at one time in the loss, on each device.")
     z_loss: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of the squared log-normaliser of the logits.")
     xla_flags: dict[str, bool | int | float | str] = Field(

@@ -28,8 +28,8 @@ class CrossEntropy(NamedTuple):
     """nll + z_loss * squared log-normalisers, in nats; the only part with a gradient."""
     nll: jax.Array
     """Negative log-likelihood, in nats."""
-    correct: jax.Array
-    """Tokens whose most likely next token is the target."""
+    correct: jax.Array | None
+    """Tokens whose most likely next token is the target; None from a kernel that cannot tell."""
 
 
 def reference_cross_entropy(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from telamon.config.schema import TrainConfig
-from telamon.kernels.cross_entropy import cross_entropy
+from telamon.kernels.cross_entropy_pick import cross_entropy
 from telamon.models.decoder import Decoder
 
 Batch = Mapping[str, jax.Array]
@@ -32,7 +32,7 @@ class Measured(NamedTuple):
     terms: dict[str, Term]
     """Terms of the objective."""
     counts: dict[str, jax.Array]
-    """Further sums for metrics, without gradient: `nll` in nats, `tokens`, `bytes`, `correct`."""
+    """Further sums for metrics, without gradient: `nll` in nats, `tokens`, `bytes`, and `correct` where it is known."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,11 @@ def language_model_loss(config: TrainConfig) -> Loss:
         output = decoder(batch["tokens"], positions=batch["positions"], segments=batch["segments"])
         mask = batch["mask"].astype(jnp.float32)
         how = {"chunk": config.loss_chunk, "z_loss": config.z_loss, "softcap": decoder.spec.final_softcap, "vocab": decoder.spec.vocab_size}
-        sums = cross_entropy(output.hidden, decoder.output_head(), batch["targets"], mask, **how)
+        sums = cross_entropy(output.hidden, decoder.output_head(), batch["targets"], mask, **how, path=config.loss)
         tokens = jnp.sum(mask)
         terms = {"cross_entropy": Term(sums.objective, tokens)} | {name: Term(*pair) for name, pair in output.aux.items()}
-        counts = {"nll": sums.nll, "tokens": tokens, "bytes": jnp.sum(mask * batch["bytes"]), "correct": sums.correct}
+        counts = {"nll": sums.nll, "tokens": tokens, "bytes": jnp.sum(mask * batch["bytes"])}
+        counts |= {} if sums.correct is None else {"correct": sums.correct}
         return Measured(terms, counts)
 
     return Loss(measure)
