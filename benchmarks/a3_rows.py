@@ -86,7 +86,7 @@ def mixture(
         products.append(Product("ffn.dispatch", places, d_model, layers, copies=0))
         products.append(Product("ffn.combine", places, d_model, layers, copies=0, needed=False))
     attention = (Attention(heads, 128, count=layers),)
-    return Workload(d_model, vocab, 2 * layers + 1, tuple(products), attention, other, active + other - vocab * d_model)
+    return Workload(d_model, vocab, layers, 2 * layers + 1, tuple(products), attention, other, active + other - vocab * d_model)
 
 
 _RECIPES = "tpu-recipes of AI-Hypercomputer, training"

@@ -24,7 +24,16 @@ from telamon.train.job import make_job, model_flops
 ROOT = Path(__file__).parents[2]
 ONE = parse_topology("v5p:2x2x1")
 CHIP = replace(
-    ONE.chip, bf16_tflops=100, hbm_gbps=1000, link_gbps=10, network_gbps=1, tile=1, matmul_share=0.5, attention_share=0.25, hidden_share=0.5
+    ONE.chip,
+    bf16_tflops=100,
+    hbm_gbps=1000,
+    link_gbps=10,
+    network_gbps=1,
+    host_gbps=5,
+    tile=1,
+    matmul_share=0.5,
+    attention_share=0.25,
+    hidden_share=0.5,
 )
 """Round figures: 100 TFLOP/s, 1 TB/s."""
 FOUR = replace(ONE, chip=CHIP)
@@ -32,7 +41,7 @@ FSDP = {"fsdp": 4}
 
 
 def _work(*products: Product, attention: tuple[Attention, ...] = (), other: int = 0) -> Workload:
-    return Workload(d_model=512, vocab=1000, norms=0, products=products, attention=attention, other=other, matmul_parameters=1)
+    return Workload(d_model=512, vocab=1000, layers=2, norms=0, products=products, attention=attention, other=other, matmul_parameters=1)
 
 
 def _part(work: Workload, name: str, *, rows: int = 1, seq_len: int = 1024, topology=FOUR, **layout) -> float:
@@ -132,6 +141,16 @@ def test_half_of_the_weights_collectives_hides_behind_products_while_there_is_ro
     assert few.step_seconds == pytest.approx(sum(few.parts.values()) + sum(c.exposed for c in few.collectives))
 
 
+def test_inputs_of_blocks_go_to_the_host_behind_products_and_moments_come_in_the_open():
+    work = _work(Product("ffn.up", 8192, 4096), other=4_000_000)
+    assert _part(work, "host", rows=400, saved=frozenset(), offload_inputs=True) == 0
+    few = {"seq_len": 8, "saved": frozenset(), "offload_inputs": True}
+    out_and_back = 2 * 2 * 8 * 512 * 2 / 5e9  # both ways, in bfloat16, 8 tokens of 512 features, 2 blocks
+    assert _part(_work(), "host", **few) == pytest.approx(out_and_back)
+    assert _part(work, "host", **few) == 0  # the product moves its weights for longer
+    assert _part(work, "host", rows=400, offload_moments=True) == pytest.approx(8 * (8192 * 4096 + 4e6) / 4 / 5e9)
+
+
 def test_a_tensor_axis_splits_products_and_adds_sums_of_the_stream():
     products = Product("ffn.up", 512, 8192, count=2, split="outputs"), Product("ffn.down", 8192, 512, count=2, split="inputs", needed=False)
     work = _work(*products)
@@ -160,7 +179,7 @@ def test_experts_compute_what_tokens_use_and_hold_what_the_axis_leaves():
 
 
 @pytest.mark.parametrize(
-    "field", ["bf16_tflops", "hbm_gbps", "link_gbps", "network_gbps", "matmul_share", "attention_share", "hidden_share"]
+    "field", ["bf16_tflops", "hbm_gbps", "link_gbps", "network_gbps", "host_gbps", "matmul_share", "attention_share", "hidden_share"]
 )
 def test_a_better_chip_is_never_slower(field):
     work = _work(

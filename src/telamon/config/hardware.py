@@ -37,6 +37,8 @@ class Chip:
     """What one link to a neighbouring TPU chip carries each way, or NVLink to and from a GPU, in GB/s."""
     network_gbps: float
     """Network between slices or nodes, a chip's share each way, in GB/s."""
+    host_gbps: float
+    """What a chip sends to its host's memory, and at the same time reads from it, in GB/s."""
     tile: int
     """Rows and columns of a matrix unit: a product's sizes are rounded up to multiples of it."""
     matmul_share: float

@@ -20,7 +20,7 @@ RULE = (
     "the matrix unit; attention at attention_share of the peak over the pairs that exist, its backward pass 2.5 times its forward one; what "
     "stands between products at the memory's bandwidth, each result written and read once; the loss and the optimizer likewise; and what the "
     "backward pass makes again. Gathering weights and scattering gradients hides behind products and attention, hidden_share of it at best; "
-    "activations' collectives do not hide."
+    "copies of activations to and from the host hide behind these too; activations' collectives, and moments that come from the host, do not."
 )
 """The model in words."""
 
@@ -29,6 +29,8 @@ _LOGIT_BYTES = 18
 """For each logit: in float32 written once and read twice, its gradient in bfloat16 written once and read twice."""
 _UPDATE_BYTES = 32
 """For each parameter, in float32: weight, gradient and two moments read, all but the gradient written, the gradient's norm."""
+_MOMENT_BYTES = 8
+"""Two moments of a parameter, in float32."""
 _ATTENTION_BACKWARD = 2.5
 """Products of attention's backward pass over those of its forward pass: 5 over 2, as scores are made again."""
 
@@ -55,6 +57,10 @@ class Layout:
     """Bytes of a gradient on the links."""
     weight_bytes: int = 2
     """Bytes of a gathered weight."""
+    offload_inputs: bool = False
+    """The inputs of blocks wait in the host's memory for the backward pass."""
+    offload_moments: bool = False
+    """The optimizer's moments live in the host's memory."""
     muon: bool = False
     """Hidden matrices are updated by Muon; otherwise, as all other weights, by AdamW."""
 
@@ -128,6 +134,8 @@ def layout_of(config: RunConfig, topology: Topology) -> Layout:
         accumulate=train.accumulate,
         saved={"none": None, "dots": products, "full": frozenset(), "offload": frozenset()}[train.remat],
         weight_bytes={"bfloat16": 2, "float32": 4}[train.compute_dtype],
+        offload_inputs=train.remat == "offload",
+        offload_moments=config.optimizer.offload,
         muon=config.optimizer.kind == "muon",
     )
     rows = train.batch_size // train.accumulate // layout.total(*_BATCH_AXES)
@@ -140,6 +148,7 @@ def predict_work(work: Workload, layout: Layout, topology: Topology, *, seq_len:
     parts = dict(step.parts())
     joined = groups(topology, layout.sizes(layout.within), layout.sizes(layout.across))
     room = sum(parts[name] for name in parts if name.startswith(("products", "attention")))
+    parts["host"] = step.host(room)
     collectives = tuple(_exposed(step.collectives(joined), room, topology.chip.hidden_share))
     seconds = sum(parts.values()) + sum(collective.exposed for collective in collectives)
     tokens = layout.rows * layout.accumulate * layout.total(*_BATCH_AXES) * seq_len
@@ -240,6 +249,16 @@ class _Step:
         devices = self.layout.total("fsdp") * self._splits(product, weights=True)
         filled = self.filled(short) ** 2 * self.filled(long)
         return flops / devices / (self.chip.flops * self.chip.matmul_share * filled)
+
+    def host(self, room: float) -> float:
+        """Seconds of copies to and from the host, which go both ways at once, that `room` seconds of computing do not hide.
+
+        Inputs of blocks go while others compute; moments come and go in the update, when nothing else is left to do.
+        """
+        inputs = _ACTIVATION_BYTES * self.tokens * self.layout.accumulate * self.work.d_model * self.work.layers
+        moments = _MOMENT_BYTES * self.parameters() / self.layout.total("fsdp")
+        rate = self.chip.host_gbps * 1e9 / self.chip.devices_per_chip
+        return max(0.0, 2 * self.layout.offload_inputs * inputs / rate - room) + self.layout.offload_moments * moments / rate
 
     def filled(self, size: float) -> float:
         """Share of the matrix unit that a size fills."""

@@ -74,6 +74,8 @@ class Workload:
     """Width D of the stream."""
     vocab: int
     """Columns of the head V."""
+    layers: int
+    """Blocks L."""
     norms: int
     """Norms that a token's stream goes through."""
     products: tuple[Product, ...]
@@ -107,6 +109,7 @@ def _workload(config: ModelConfig) -> Workload:
     return Workload(
         d_model=spec.d_model,
         vocab=spec.vocab_rows,
+        layers=len(spec.blocks),
         norms=1 + sum(4 if block.norms == "sandwich" else 2 for block in spec.blocks),
         products=products,
         attention=tuple(_attention(model)),
