@@ -1,11 +1,17 @@
 """XLA options: whose they are, that they reach the compiler, and that one it does not know is refused by name."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import pytest
 import tiny
 
+from telamon.config.hardware import chips
 from telamon.config.load import load_run
-from telamon.errors import ConfigError
+from telamon.errors import ConfigError, MissingCompiler
+from telamon.plan.topology import compiler_environment, parse_topology, require_compiler
 from telamon.train.flags import compile_with, describe_flags, xla_flags
 from telamon.train.job import make_job
 
@@ -45,3 +51,36 @@ def test_an_option_of_the_hardware_that_this_compiler_does_not_take_points_at_th
     lowered = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
     with pytest.raises(ConfigError, match=r"xla_of_another_version=1 of presets/hardware .* constraints\.txt"):
         compile_with(lowered, {"xla_of_another_version": 1}, given={})
+
+
+_COMPILE = """
+import sys
+import jax
+from telamon.config.schema import RunConfig
+from telamon.plan.topology import aot_devices, parse_topology
+from telamon.train.flags import compile_with, xla_flags
+
+for text in sys.argv[1:]:
+    device = aot_devices(parse_topology(text))[0]
+    where = jax.sharding.SingleDeviceSharding(device)
+    lowered = jax.jit(lambda x: x + 1, out_shardings=where).lower(jax.ShapeDtypeStruct((8, 128), "float32", sharding=where))
+    flags = xla_flags(RunConfig(), device)
+    compile_with(lowered, flags, given={})
+    print(text, len(flags), sep="|")
+"""
+_SMALLEST = {"v4": "2x2x1", "v5p": "2x2x1", "tpu7x": "2x2x1", "v5e": "2x2", "v6e": "2x2"}
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_every_option_of_the_hardwares_presets_is_taken_by_its_compiler(platform):
+    """In a process of its own: a compiler is loaded once, with an environment that other tests must not see."""
+    there = {f"{chip.key}:{_SMALLEST.get(chip.key, '1')}": len(chip.flags) for chip in chips() if chip.platform == platform}
+    topology = parse_topology(next(iter(there)))
+    try:
+        require_compiler(topology)
+    except MissingCompiler as missing:
+        pytest.skip(str(missing))
+    environment = {**os.environ, **compiler_environment(topology)}
+    done = subprocess.run([sys.executable, "-c", _COMPILE, *there], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == [f"{text}|{count}" for text, count in there.items()]
