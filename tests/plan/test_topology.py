@@ -78,7 +78,8 @@ from telamon.plan.topology import aot_devices, parse_topology
 for text in sys.argv[1:]:
     topology = parse_topology(text)
     devices = aot_devices(topology)
-    mesh = build_mesh(MeshConfig(cross_slice=AxisSizes(data=topology.slices)), devices=devices)
+    # Axes of 2 divide a torus's sides of 4, too.
+    mesh = build_mesh(MeshConfig(tensor=2, cross_slice=AxisSizes(data=topology.slices)), devices=devices)
     part = "slice_index" if topology.chip.platform == "tpu" else "process_index"
     apart = [{getattr(device, part, 0) for device in row.flat} for row in mesh.devices]
     mixed = any(len(parts) > 1 for parts in apart)
@@ -89,8 +90,8 @@ for text in sys.argv[1:]:
 @pytest.mark.parametrize(
     ("platform", "expected"),
     [
-        ("libtpu", ["v4:2x2x1|4|1|4|False|TPU v4", "2*v5p:2x2x2|16|2|8|False|TPU v5", "2*tpu7x:2x2x1|16|2|8|False|TPU7x"]),
-        ("jax_plugins.xla_cuda13", ["h100:8x4|32|4|8|False|NVIDIA H100 80GB HBM3", "b200:4|4|1|4|False|NVIDIA B200"]),
+        ("libtpu", ["v4:2x2x1|4|1|2|False|TPU v4", "2*v5p:4x4x4|128|2|32|False|TPU v5", "2*tpu7x:2x2x1|16|2|4|False|TPU7x"]),
+        ("jax_plugins.xla_cuda13", ["h100:8x4|32|4|4|False|NVIDIA H100 80GB HBM3", "b200:4|4|1|2|False|NVIDIA B200"]),
     ],
 )
 def test_the_compilers_devices_are_as_many_and_make_a_mesh(platform, expected):

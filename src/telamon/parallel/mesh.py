@@ -37,7 +37,7 @@ def build_mesh(config: MeshConfig, *, devices: Sequence[Any] | None = None) -> M
             f"such as mesh.cross_slice.data={slices}"
         )
     if math.prod(across) > 1:
-        array = mesh_utils.create_hybrid_device_mesh(within, across, devices, process_is_granule=by_process)
+        array = mesh_utils.create_hybrid_device_mesh(within, across, devices, process_is_granule=by_process, allow_split_physical_axes=True)
     else:
         array = mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
     return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
