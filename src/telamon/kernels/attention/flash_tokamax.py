@@ -13,13 +13,15 @@ import functools
 import importlib.util
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from telamon.kernels.attention import gpus, rows
-from telamon.kernels.attention.rule import Places, Request, Scores
+from telamon.kernels.attention.rule import SAVED, Places, Request, Scores
 from telamon.parallel.target import target
 
 _MASK_BYTES = 1 << 29
@@ -62,28 +64,70 @@ def run(
     scores: Scores,
     aligned: bool,
     sinks: jax.Array | None = None,
-    kernel: str | None = None,
+    operation: Any = None,
 ) -> jax.Array:
-    """Arguments as of `telamon.kernels.attention.attention`; `kernel` is Tokamax's name of one, none: the GPU's own."""
+    """Arguments as of `telamon.kernels.attention.attention`; `operation` is one of Tokamax's, none: that of the GPU."""
     assert aligned and sinks is None, "see refusal"
     del keys  # the queries' own
     gpu = gpus.gpu_of(target())
-    if kernel is None:
+    if operation is None:
+        from tokamax._src.ops.attention import api
+
         assert gpu is not None, "see refusal"
-        kernel = _kernel(gpu, q.shape[-1])
-    local = functools.partial(_whole_rows, scores=scores, kernel=kernel)
-    return rows.on_each_device(gpus.traced_within(functools.partial(_as_on, gpu), local), q, k, v, queries, sinks)
+        operation = api.IMPLEMENTATIONS[_kernel(gpu, q.shape[-1])]
+    local = functools.partial(_whole_rows, scores=scores, kernel=_Kernel(operation, scores.scale, scores.softcap, gpu))
+    return rows.on_each_device(local, q, k, v, queries, sinks)
 
 
-def _whole_rows(q: jax.Array, k: jax.Array, v: jax.Array, places: Places, sinks: None, *, scores: Scores, kernel: str) -> jax.Array:
+def _whole_rows(q: jax.Array, k: jax.Array, v: jax.Array, places: Places, sinks: None, *, scores: Scores, kernel: "_Kernel") -> jax.Array:
     """Attention of one device's rows and heads."""
     del sinks
-    from tokamax._src.ops.attention import api, base
-
-    mask = base.Mask(k_start=rows.first_keys(places, scores)[:, None], is_causal=True)
-    out = api.IMPLEMENTATIONS[kernel](q, k, v, logits_scale=scores.scale, logits_soft_cap=scores.softcap, mask=mask)
+    out = _flash(kernel, q, k, v, rows.first_keys(places, scores))
     # Padding sees itself in there. Its output is made zero, and so are its gradients.
     return jnp.where((places.segments > 0)[:, :, None, None], out, 0)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """One of Tokamax's kernels, and what is fixed when it is traced."""
+
+    operation: Any
+    scale: float
+    softcap: float | None
+    gpu: gpus.Gpu | None
+
+    def bound(self, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array) -> Any:
+        """All arguments of the operation, for queries that see the keys from their `first` to themselves."""
+        from tokamax._src.ops.attention.base import Mask
+
+        mask = Mask(k_start=first[:, None], is_causal=True)
+        return self.operation.bind(q, k, v, logits_scale=self.scale, logits_soft_cap=self.softcap, mask=mask)
+
+
+# Tokamax's own pairing of forward and backward is traced when JAX comes to need it, at a time when what the libraries are told
+# of the GPU is taken back already. Paired here, each is traced within what it is told.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _flash(kernel: _Kernel, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array) -> jax.Array:
+    return _forward(kernel, q, k, v, first)[0]
+
+
+def _forward(kernel: _Kernel, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array) -> Any:
+    with _as_on(kernel.gpu):
+        bound = kernel.bound(q, k, v, first)
+        out, statistics = kernel.operation(*bound.args, **{**bound.kwargs, "return_residuals": True})
+    out, statistics = checkpoint_name((out, statistics), SAVED)
+    return out, (q, k, v, first, out, statistics)
+
+
+def _backward(kernel: _Kernel, residuals: Any, d_out: jax.Array) -> Any:
+    *inputs, out, statistics = residuals
+    with _as_on(kernel.gpu):
+        bound = kernel.bound(*inputs)
+        gradients = kernel.operation.vjp(statistics, out, d_out, *bound.args, **bound.kwargs)
+    return gradients["q"], gradients["k"], gradients["v"], None
+
+
+_flash.defvjp(_forward, _backward)
 
 
 @functools.cache
