@@ -51,3 +51,17 @@ def test_activations_read_by_several_maps_are_kept_once():
     kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pullback) if leaf.dtype == jnp.bfloat16)
     # Two layers' inputs of the three maps, and of the one after them, which is twice as wide.
     assert kept == 2 * (x.nbytes + 2 * x.nbytes)
+
+
+def test_a_policy_that_saves_products_saves_this_one():
+    """Each of the two products is made once forward and twice for gradients; with whole recomputation the first once more."""
+
+    def count(policy) -> int:
+        def layer(x, w):
+            return jnp.sum(jnp.tanh(matmul(jnp.tanh(matmul(x, w)), w)))
+
+        made = jax.make_jaxpr(jax.grad(jax.checkpoint(layer, policy=policy), argnums=(0, 1)))(_random(8, 16), _random(16, 16))
+        return str(made).count("dot_general")
+
+    assert count(jax.checkpoint_policies.dots_with_no_batch_dims_saveable) == count(jax.checkpoint_policies.everything_saveable)
+    assert count(jax.checkpoint_policies.nothing_saveable) > count(jax.checkpoint_policies.everything_saveable)

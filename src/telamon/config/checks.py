@@ -13,8 +13,8 @@ from telamon.errors import ConfigError
 if TYPE_CHECKING:
     from telamon.config.schema import AxisSizes, RunConfig
 
-# Axes of the design whose machinery is not there yet. They can be written down and are checked, but not run.
-_NOT_YET = {"stage": "pipeline parallelism", "expert": "expert parallelism", "context": "context parallelism"}
+NOT_YET = {"stage": "pipeline parallelism", "expert": "expert parallelism", "context": "context parallelism"}
+"""Axes of the design whose machinery is not there yet. They can be written down and are checked, but not run."""
 
 
 def check_run(config: RunConfig) -> None:
@@ -46,7 +46,7 @@ def _check_sizes(config: RunConfig, mesh: dict[str, int]) -> None:
         for field, size in fields.items():
             _divides(f"model.{field}", size, axis, mesh[axis])
     _divides("train.seq_len", config.train.seq_len, "context", mesh["context"])
-    for axis, machinery in _NOT_YET.items():
+    for axis, machinery in NOT_YET.items():
         if mesh[axis] > 1:
             raise ConfigError(f"mesh.{axis}={mesh[axis]} is not available in this version ({machinery}); set mesh.{axis}=1")
     _check_rows(config, max(mesh["data"], 1) * max(mesh["fsdp"], 1))

@@ -32,6 +32,7 @@ class Layer:
     values: dict[str, Any]
     typed: bool = False  # on the command line, so that an error needn't say where
     shipped: bool = False  # a run preset of the package's
+    named: bool = False  # read because another layer names it: a model preset, a run to begin with
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,10 @@ class Loaded:
         if described is not None and described.default is not ...:
             found.append(Origin(plain(described.default), "by default"))
         return tuple(found)
+
+    def written(self) -> dict[str, Any]:
+        """What the run's file and overrides say, as one file would: without defaults and what presets add."""
+        return _merged({}, [layer for layer in self.layers if not layer.named])
 
     def origin(self, key: str) -> str:
         """The same in words: "32 from the override (model.d_model=32), 64 in the preset x, 256 by default"."""
@@ -171,7 +176,7 @@ def _preset(own: list[Layer], resolved: bool) -> Iterator[Layer]:
         return
     if not isinstance(name, str):
         raise ConfigError(f"model.preset={messages.show(name)} must be the name of a preset; see `telamon models list`")
-    yield Layer(f"in the preset {name}", {"model": yamlio.read(presets.find("models", name))})
+    yield Layer(f"in the preset {name}", {"model": yamlio.read(presets.find("models", name))}, named=True)
 
 
 def _begun(run: str, saved: RunConfig, own: list[Layer]) -> Layer:
@@ -179,7 +184,7 @@ def _begun(run: str, saved: RunConfig, own: list[Layer]) -> Layer:
     values: dict[str, Any] = {} if _given(own, "model.preset", None) else {"model": plain(saved.model)}
     if "://" not in run and (Path(run) / "tokenizer").is_dir():
         values["data"] = {"tokenizer": {"path": str(Path(run) / "tokenizer")}}
-    return Layer(f"in {run}", values)
+    return Layer(f"in {run}", values, named=True)
 
 
 def _without_model(layer: Layer) -> Layer:

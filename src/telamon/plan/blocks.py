@@ -7,35 +7,41 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Jaxpr, Var
 
 from telamon.kernels.cross_entropy import cross_entropy
 from telamon.layers.parts import Context
-from telamon.models.decoder import REMAT_POLICIES, Block, Numerics
-from telamon.models.spec import ModelSpec, StackSpec
+from telamon.models.decoder import BLOCK_INPUT, REMAT_POLICIES, Block, Numerics
+from telamon.models.spec import BlockSpec
 from telamon.plan.working_set import ROWS, Size, size_of, working_set
 
 
 @dataclass(frozen=True)
-class StackCost:
-    """One stack of blocks, in bytes of a device that holds whole weights of its layers, as functions of its rows."""
+class PatternCost:
+    """A pattern of blocks, in bytes of a device that has gathered their weights, as functions of its rows."""
 
-    saved: Size
-    """What all layers keep for the backward pass."""
+    each: Size
+    """What each repetition keeps for the backward pass."""
+    once: Size
+    """What is kept once for all of them, as it depends on the positions alone."""
     working: tuple[Size, ...]
-    """Backward pass of one repetition of the pattern: the moments that may be its peak."""
+    """Backward pass of a repetition: the moments that may be its peak, each gradient gone once it is made."""
+    shared: tuple[Size, ...]
+    """The same where gradients stay until their reduction over other devices is through, which goes on behind what follows."""
 
 
 @functools.lru_cache(maxsize=256)
-def stack_cost(stack: StackSpec, *, d_model: int, seq_len: int, numerics: Numerics) -> StackCost:
-    """Trace a repetition of a stack's pattern, forward for what it saves and backward for what it works with."""
-    blocks = nnx.eval_shape(lambda: nnx.List([Block(block, d_model=d_model, n_layers=1, rngs=nnx.Rngs(0)) for block in stack.pattern]))
+def pattern_cost(pattern: tuple[BlockSpec, ...], *, d_model: int, seq_len: int, numerics: Numerics) -> PatternCost:
+    """Trace a stack's pattern, forward for what it saves and backward for what it works with."""
+    blocks = nnx.eval_shape(lambda: nnx.List([Block(block, d_model=d_model, n_layers=1, rngs=nnx.Rngs(0)) for block in pattern]))
     graph, weights = nnx.split(blocks)
     ids = jax.ShapeDtypeStruct((ROWS, seq_len), jnp.int32)
     stream = jax.ShapeDtypeStruct((ROWS, seq_len, d_model), numerics.dtype)
 
     def layer(weights: Any, stream: jax.Array, ids: jax.Array) -> jax.Array:
         ctx = Context(ids, ids, ids, ids, ids, None)
+        stream = checkpoint_name(stream, BLOCK_INPUT)
         for block in nnx.merge(graph, weights):
             stream = block(stream, ctx, None)[0]
         return stream
@@ -49,12 +55,12 @@ def stack_cost(stack: StackSpec, *, d_model: int, seq_len: int, numerics: Numeri
     traced, (_, pull) = jax.make_jaxpr(forward, return_shape=True)(ids, weights, stream)
     each, once = _saved(traced.jaxpr, outputs=1, ids=1, weights=len(jax.tree.leaves(weights)))
     backward = jax.make_jaxpr(lambda pull, d_stream: pull(d_stream))(pull, stream)
-    working = working_set(backward.jaxpr, handed_on=len(jax.tree.leaves(weights)))
-    return StackCost(Size(once.fixed + each.fixed * stack.repeats, once.row + each.row * stack.repeats), working)
+    gradients = len(jax.tree.leaves(weights))
+    return PatternCost(each, once, working_set(backward.jaxpr, handed_on=gradients), working_set(backward.jaxpr))
 
 
 def _saved(jaxpr: Jaxpr, *, outputs: int, ids: int, weights: int) -> tuple[Size, Size]:
-    """Residuals that each layer keeps, and those that all layers share, for they come from the positions alone."""
+    """Residuals on the device: those that come from weights or the stream, and those that do not."""
     given = set(jaxpr.invars[: ids + weights])
     by_layer = set(jaxpr.invars[ids:])
     for eqn in jaxpr.eqns:
@@ -62,7 +68,7 @@ def _saved(jaxpr: Jaxpr, *, outputs: int, ids: int, weights: int) -> tuple[Size,
             by_layer.update(eqn.outvars)
     each, once = Size(), Size()
     for var in dict.fromkeys(var for var in jaxpr.outvars[outputs:] if isinstance(var, Var)):
-        if var in given:
+        if var in given or getattr(var.aval, "memory_space", None) == jax.memory.Space.Host:
             continue
         if var in by_layer:
             each += size_of(var.aval)
@@ -72,14 +78,22 @@ def _saved(jaxpr: Jaxpr, *, outputs: int, ids: int, weights: int) -> tuple[Size,
 
 
 @functools.lru_cache(maxsize=64)
-def loss_working(spec: ModelSpec, *, vocab: int, dtype: str, z_loss: float) -> tuple[Size, ...]:
-    """The loss of one chunk with its gradients, as functions of the chunk's tokens; `vocab` columns are on the device."""
+def loss_working(d_model: int, *, vocab: int, used: int, dtype: str, z_loss: float, softcap: float | None) -> tuple[Size, ...]:
+    """The loss of one chunk with its gradients, as functions of the chunk's tokens.
+
+    Args:
+        d_model: width of the stream.
+        vocab: columns of the head on a device.
+        used: those that stand for tokens.
+        dtype: type of activations.
+        z_loss, softcap: as in `cross_entropy`.
+    """
     tokens = jax.ShapeDtypeStruct((ROWS, 1), jnp.int32)
-    hidden = jax.ShapeDtypeStruct((ROWS, 1, spec.d_model), dtype)
-    head = jax.ShapeDtypeStruct((spec.d_model, vocab), jnp.float32)
+    hidden = jax.ShapeDtypeStruct((ROWS, 1, d_model), dtype)
+    head = jax.ShapeDtypeStruct((d_model, vocab), jnp.float32)
 
     def loss(hidden: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
-        how = {"chunk": ROWS, "z_loss": z_loss, "softcap": spec.final_softcap, "vocab": min(vocab, spec.vocab_size)}
+        how = {"chunk": ROWS, "z_loss": z_loss, "softcap": softcap, "vocab": used}
         return cross_entropy(hidden, head, targets, jnp.ones(targets.shape), **how).objective
 
     traced = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(hidden, head, tokens)

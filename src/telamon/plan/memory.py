@@ -5,10 +5,11 @@ What is stored (weights, moments, batch) is exact. What a step makes is a peak o
 1. the loss: all saved activations, and what a chunk of logits and the head's gradient need;
 2. each stack of layers, last to first: activations still needed, gradients made so far, and a block's working set;
 3. the embedding: all gradients, and the table's gradient before the devices share it out;
-4. the update: all gradients, and once more where they are clipped.
+4. the update: all gradients, once more where they are clipped, and moments that were in the host's memory.
 
 With microbatches the sum of their gradients stands beside all of it. A block's and the loss's own needs are read from their
-jaxprs (see `plan.working_set`).
+jaxprs (see `plan.working_set`). On TPUs and GPUs attention is taken to be a kernel that keeps no scores in memory, unless
+`train.attention=chunked` says otherwise.
 """
 
 import functools
@@ -24,9 +25,10 @@ from jax.sharding import AbstractMesh
 
 from telamon.config.checks import check_devices
 from telamon.config.schema import AXES, ModelConfig, OptimizerConfig, RunConfig
+from telamon.models.spec import ModelSpec, StackSpec
 from telamon.models.weights import Model, WeightInfo, flatten
 from telamon.parallel.rules import weight_sharding
-from telamon.plan.blocks import loss_working, stack_cost
+from telamon.plan.blocks import loss_working, pattern_cost
 from telamon.plan.topology import Topology
 from telamon.plan.working_set import most
 from telamon.train.job import numerics
@@ -34,7 +36,12 @@ from telamon.train.optimizer import build_optimizer
 from telamon.train.placement import LEAVES
 from telamon.train.state import fresh_state
 
+PARTS = ("weights", "optimizer", "gradients", "activations", "temporaries", "inputs", "code")
+"""The parts of `Memory`."""
+
 _LOOKED_UP = ("embedding", "positions")
+_SHORT = 8
+"""Positions of a traced row where scores of attention take no memory: what else a block keeps grows with the tokens alone."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Memory:
     weights: int = 0
     """Float32 master weights; for decoding, weights in the type of activations."""
     optimizer: int = 0
-    """Moments."""
+    """Moments; 0 where they wait in the host's memory."""
     gradients: int = 0
     """Float32, laid out like the weights; with microbatches those of one, and their sum."""
     activations: int = 0
@@ -88,7 +95,7 @@ def estimate_memory(config: RunConfig, devices: Topology | int) -> Memory:
     worst = max(phases, key=lambda name: phases[name])
     return Memory(
         weights=steps.gradients,
-        optimizer=sum(layout.held(moment) for moment in arrays.moments),
+        optimizer=0 if config.optimizer.offload else steps.moments,
         gradients=gradients,
         activations=steps.saved,
         temporaries=max(0, phases[worst] - gradients - steps.saved),
@@ -110,10 +117,10 @@ def estimate_decode_memory(config: RunConfig, devices: Topology | int, *, batch:
         ConfigError: the mesh does not fit the number of devices.
     """
     layout = _Layout.of(config, devices, rows=batch)
-    arrays, spec, item = _arrays_of(config), layout.model.spec(), layout.itemsize
+    arrays, spec, item = _arrays_of(config), layout.work.spec, layout.itemsize
     cached = sum(
         stack.repeats * prod(shape) * item
-        for stack in spec.stacks
+        for stack in layout.work.stacks
         for block in stack.pattern
         for shape in block.mixer.cache_shapes(batch=layout.rows, length=length).values()
     )
@@ -207,10 +214,12 @@ class _Layout:
     """The mesh of a slice: across slices nothing but the batch is split."""
     rows: int
     """Rows a device has of a microbatch."""
-    model: ModelConfig
-    """Sizes that a device works on: heads and features that a mesh axis splits are its share."""
+    work: "_Work"
+    """What a device works on: of heads and features that a mesh axis splits, its share."""
     itemsize: int
     """Bytes of an activation."""
+    kernels: bool
+    """Whether the devices have a kernel for attention."""
 
     @classmethod
     def of(cls, config: RunConfig, devices: Topology | int, *, rows: int | None = None) -> "_Layout":
@@ -220,11 +229,10 @@ class _Layout:
         how = config.train
         batch = max(how.batch_size, *(stage.batch_size for stage in how.batch_ramp)) if how.batch_ramp else how.batch_size
         share = (batch // how.accumulate if rows is None else rows) / (totals["data"] * totals["fsdp"])
-        divided = {
-            name: size // totals[axis] for axis, sizes in config.model.divided().items() if axis != "stage" for name, size in sizes.items()
-        }
-        mesh = _mesh(tuple(totals.values()))
-        return cls(totals, mesh, max(1, round(share)), config.model.model_copy(update=divided), 2 if how.compute_dtype == "bfloat16" else 4)
+        itemsize = 2 if how.compute_dtype == "bfloat16" else 4
+        model: Any = config.model
+        sizes = tuple(totals.values())
+        return cls(totals, _mesh(sizes), max(1, round(share)), _work(model, sizes), itemsize, not isinstance(devices, int))
 
     def held(self, array: _Array) -> int:
         """Bytes of an array of the state on a device."""
@@ -236,9 +244,31 @@ class _Layout:
         return prod(_shard(_mesh(tuple(1 if axis == "fsdp" else size for axis, size in self.totals.items())), info.axes, info.shape)) * 4
 
 
+@dataclass(frozen=True)
+class _Work:
+    """An architecture, with its stacks, which take a while to find."""
+
+    spec: ModelSpec
+    stacks: tuple[StackSpec, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _work(model: ModelConfig, sizes: tuple[int, ...]) -> _Work:
+    """The architecture with the share of each size that a device of a mesh of these sizes has; of layers it has all."""
+    parts = dict(zip(AXES, sizes, strict=True)) | {"stage": 1}
+    divided = {name: size // parts[axis] for axis, fields in model.divided().items() for name, size in fields.items()}
+    spec = model.model_copy(update=divided).spec()
+    return _Work(spec, spec.stacks)
+
+
 @functools.lru_cache(maxsize=1024)
 def _mesh(sizes: tuple[int, ...]) -> AbstractMesh:
     return AbstractMesh(sizes, AXES)
+
+
+def abstract_mesh(sizes: Mapping[str, int]) -> Any:
+    """A mesh without devices, which is enough to say where arrays would live: type it as the mesh it stands for."""
+    return _mesh(tuple(sizes[axis] for axis in AXES))
 
 
 @functools.lru_cache(maxsize=65536)
@@ -251,16 +281,22 @@ class _Step:
 
     def __init__(self, config: RunConfig, layout: _Layout, arrays: _Arrays):
         self.config, self.layout, self.weights = config, layout, arrays.weights
-        self.spec = layout.model.spec()
+        self.spec, self.stacks = layout.work.spec, layout.work.stacks
         how = config.train
-        costs = [stack_cost(stack, d_model=self.spec.d_model, seq_len=how.seq_len, numerics=numerics(config)) for stack in self.spec.stacks]
+        length = how.seq_len if how.attention == "chunked" or not layout.kernels else _SHORT
+        fixed = {"d_model": self.spec.d_model, "seq_len": length, "numerics": numerics(config)}
+        costs = [pattern_cost(stack.pattern, **fixed) for stack in self.stacks]
         self.stream = layout.rows * how.seq_len * self.spec.d_model * layout.itemsize
-        self.saved_by_stack = [cost.saved.at(layout.rows) for cost in costs]
-        self.working = [most(cost.working, layout.rows) for cost in costs]
+        rows = layout.rows * how.seq_len / length
+        repeated = zip(self.stacks, costs, strict=True)
+        self.saved_by_stack = [cost.once.at(rows) + stack.repeats * cost.each.at(rows) for stack, cost in repeated]
+        alone = layout.totals["fsdp"] == 1
+        self.working = [most(cost.working if alone else cost.shared, rows) for cost in costs]
         # What the last norm keeps, and its result, which the loss reads.
         self.saved = sum(self.saved_by_stack) + 2 * self.stream
         self.sizes = {path: layout.held(_Array(info, info.shape, 4)) for path, info in self.weights.items()}
         self.gradients = sum(self.sizes.values())
+        self.moments = sum(layout.held(moment) for moment in arrays.moments)
 
     def phases(self) -> dict[str, int]:
         """Bytes beside the arguments at each phase's peak."""
@@ -274,7 +310,8 @@ class _Step:
             phases[layers[number]] = kept + head + made + working + self._prefetched(number)
         tables = max((self.layout.whole(self.weights[name]) for name in _LOOKED_UP if name in self.weights), default=0)
         phases["embedding"] = self.gradients + (tables if self.layout.totals["fsdp"] > 1 or self.spec.tie_embeddings else 0)
-        phases["update"] = self.gradients * (1 if self.config.optimizer.clip_norm is None else 2)
+        settings = self.config.optimizer
+        phases["update"] = self.gradients * (1 if settings.clip_norm is None else 2) + (self.moments if settings.offload else 0)
         more = self.gradients if self.config.train.accumulate > 1 else 0
         return {name: size + more for name, size in phases.items()}
 
@@ -282,29 +319,32 @@ class _Step:
         how, rows = self.config.train, self.layout.rows
         columns = max((c for c in range(1, how.seq_len + 1) if how.seq_len % c == 0 and c * rows <= max(how.loss_chunk, rows)), default=1)
         vocab = self.spec.vocab_rows // self.layout.totals["tensor"]
-        return most(loss_working(self.spec, vocab=vocab, dtype=how.compute_dtype, z_loss=how.z_loss), rows * columns) + self.stream
+        head = {"vocab": vocab, "used": min(vocab, self.spec.vocab_size), "softcap": self.spec.final_softcap}
+        moments = loss_working(self.spec.d_model, dtype=how.compute_dtype, z_loss=how.z_loss, **head)
+        return most(moments, rows * columns) + self.stream
 
     def _prefetched(self, number: int) -> int:
         """The next layer's weights, gathered in the type of activations while a layer is at work."""
         if self.layout.totals["fsdp"] == 1:
             return 0
-        stack, name = self.spec.stacks[number], f"stacks.{number}."
+        stack, name = self.stacks[number], f"stacks.{number}."
         whole = sum(self.layout.whole(info) for path, info in self.weights.items() if path.startswith(name))
         return whole // stack.repeats * self.layout.itemsize // 4
 
 
 def _advice(config: RunConfig, layout: _Layout, worst: str) -> dict[str, str]:
     """For each part the option that would lower it most, of those that are not at their end already."""
-    how, sharded = config.train, layout.totals["fsdp"] * layout.totals["tensor"]
-    more = f"a larger mesh.fsdp (now {layout.totals['fsdp']}), or mesh.tensor (now {layout.totals['tensor']})"
+    how, settings = config.train, config.optimizer
+    more = f"a larger mesh.fsdp (now {layout.totals['fsdp']}) or mesh.tensor (now {layout.totals['tensor']})"
     fewer = f"train.accumulate={2 * how.accumulate}" if layout.rows > 1 else f"mesh.tensor={2 * layout.totals['tensor']}"
-    adamw = config.optimizer.kind == "adamw"
+    waiting = "optimizer.offload=false: all moments come back for the update" if settings.offload else fewer
+    moments = "optimizer.kind=muon, which keeps one moment of a matrix instead of two" if settings.kind == "adamw" else more
     return {
         "weights": more,
-        "optimizer": "optimizer.kind=muon keeps one moment of a matrix instead of two" if adamw and sharded > 1 else more,
-        "gradients": "train.accumulate=1 needs no sum beside them" if how.accumulate > 1 else more,
-        "activations": "train.remat=full" if how.remat != "full" else fewer,
-        "temporaries": f"train.loss_chunk={max(1, how.loss_chunk // 2)}" if worst == "loss" else fewer,
+        "optimizer": "nothing, for it is in the host's memory" if settings.offload else f"optimizer.offload=true, or {moments}",
+        "gradients": "train.accumulate=1, which needs no sum beside them" if how.accumulate > 1 else more,
+        "activations": "train.remat=full" if how.remat in ("none", "dots") else fewer,
+        "temporaries": {"loss": f"train.loss_chunk={max(1, how.loss_chunk // 2)}", "update": waiting, "embedding": more}.get(worst, fewer),
         "inputs": "a smaller train.batch_size",
         "code": "nothing",
     }

@@ -25,7 +25,7 @@ _FROM_MEMORY = _CALLED | {
 """Operations that read what they are given from memory."""
 _TO_MEMORY = _FROM_MEMORY | {
     *("reduce_sum", "reduce_max", "reduce_min", "argmax", "argmin", "cumsum", "cumlogsumexp", "cumprod", "cummax"),
-    *("concatenate", "dynamic_update_slice"),
+    *("concatenate", "dynamic_update_slice", "device_put"),
 }
 """Operations whose results nothing that follows makes part of itself."""
 
@@ -43,9 +43,9 @@ class Size:
     def __sub__(self, other: "Size") -> "Size":
         return Size(self.fixed - other.fixed, self.row - other.row)
 
-    def at(self, rows: int) -> int:
-        """Bytes with this many rows."""
-        return self.fixed + self.row * rows
+    def at(self, rows: float) -> int:
+        """Bytes with this many rows, which need not be whole where rows stand for tokens."""
+        return round(self.fixed + self.row * rows)
 
 
 def size_of(array: Any) -> Size:
@@ -65,7 +65,7 @@ def working_set(jaxpr: Jaxpr, *, handed_on: int = 0) -> tuple[Size, ...]:
     return _Program(jaxpr, handed_on).peaks()
 
 
-def most(moments: Iterable[Size], rows: int) -> int:
+def most(moments: Iterable[Size], rows: float) -> int:
     """The peak with this many rows, in bytes."""
     return max((moment.at(rows) for moment in moments), default=0)
 

@@ -1,0 +1,145 @@
+"""Which layout of a run is the fastest that fits a machine.
+
+Every layout that the config allows is written down (`plan.layouts`). Those that do not divide are dropped, then those that
+need more memory than a device has, both by arithmetic; the rest are ranked by predicted speed, and the best few are compiled
+where a compiler is given: what it refuses is dropped too, and what it says takes the estimate's place.
+
+What waits in the host's memory is proposed only where nothing fits without: the time of such transfers is not predicted.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from telamon.config.schema import RunConfig
+from telamon.errors import ConfigError
+from telamon.plan.aot import Compiled
+from telamon.plan.cost import Prediction, predict
+from telamon.plan.layouts import Layouts, in_words
+from telamon.plan.memory import PARTS, Memory, estimate_memory, split_compiled
+from telamon.plan.topology import Topology
+
+MARGIN = 0.05
+"""Share of a device's memory that an estimate is to leave free: it may be wrong, and an allocator cannot use every byte."""
+
+_NAMED = 3
+"""Parts of the memory that a refusal names."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout that fits."""
+
+    config: RunConfig
+    """The run with this layout."""
+    memory: Memory
+    """Bytes a device: the compiler's where it was compiled, else estimated."""
+    prediction: Prediction
+    compiled: Compiled | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found."""
+
+    candidates: tuple[Candidate, ...]
+    """The best first."""
+    considered: int
+    """Layouts in all."""
+    dropped: Mapping[str, int]
+    """For each reason, how many."""
+
+
+def search(
+    config: RunConfig,
+    topology: Topology,
+    *,
+    free_batch: bool = False,
+    keep: int = 10,
+    compile_best: int = 0,
+    compiler: Callable[[RunConfig, Topology], Compiled] | None = None,
+) -> Found:
+    """The layouts of a run that fit a machine, the fastest first by prediction.
+
+    Args:
+        config: the run; its own mesh, recomputation, microbatches and offloading are not looked at.
+        topology: the machine.
+        free_batch: choose `train.batch_size` too, as rows a device; else the run's stays.
+        keep: how many are given back.
+        compile_best: how many of these the compiler is to have accepted, from the first on.
+        compiler: such as `plan.aot.compile_program`.
+
+    Raises:
+        ConfigError: nothing divides, or nothing fits; the message says how much is missing and what would help.
+    """
+    layouts = Layouts(config, topology, free_batch)
+    sized = [(laid, estimate_memory(laid, topology)) for laid in layouts]
+    if not sized:
+        raise ConfigError(f"no layout of this run divides over the {topology.device_count} devices of {topology.text}: {layouts.example}")
+    dropped = Counter(layouts.dropped)
+    considered = len(sized) + dropped.total()
+    limit = round(topology.chip.hbm_bytes * (1 - MARGIN))
+    fitting = [(laid, memory) for laid, memory in sized if memory.total <= limit]
+    if not fitting:
+        raise ConfigError(_too_large(sized, topology, limit))
+    dropped["needs more memory than a device has"] += len(sized) - len(fitting)
+    least = min(_offloaded(laid) for laid, _ in fitting)
+    needed = [(laid, memory) for laid, memory in fitting if _offloaded(laid) == least]
+    dropped["has more in the host's memory than it must"] += len(fitting) - len(needed)
+    ranked = [Candidate(laid, memory, predict(laid, topology)) for laid, memory in needed]
+    ranked.sort(key=lambda candidate: (-candidate.prediction.tokens_per_second_per_device, candidate.memory.total))
+    if compiler is not None and compile_best:
+        ranked = list(_accepted(ranked, topology, compile_best, compiler, dropped))
+    return Found(tuple(ranked[:keep]), considered, +dropped)
+
+
+def _accepted(
+    ranked: Sequence[Candidate],
+    topology: Topology,
+    wanted: int,
+    compiler: Callable[[RunConfig, Topology], Compiled],
+    dropped: Counter[str],
+) -> Iterator[Candidate]:
+    """The candidates, of which the first `wanted` are compiled; what the compiler refuses is left out."""
+    for candidate in ranked:
+        if wanted == 0:
+            yield candidate
+            continue
+        compiled = compiler(candidate.config, topology)
+        if compiled.fits:
+            wanted -= 1
+            yield replace(candidate, memory=split_compiled(compiled, candidate.memory), compiled=compiled)
+        else:
+            dropped["refused by the compiler"] += 1
+
+
+def _offloaded(config: RunConfig) -> int:
+    """How much waits in the host's memory: moments, then activations."""
+    return (config.train.remat == "offload") + 2 * config.optimizer.offload
+
+
+def _too_large(sized: Sequence[tuple[RunConfig, Memory]], topology: Topology, limit: int) -> str:
+    laid, memory = min(sized, key=lambda pair: pair[1].total)
+    parts = sorted(PARTS, key=lambda part: -getattr(memory, part))[:_NAMED]
+    largest = ", ".join(f"{part} {_gib(getattr(memory, part))}" for part in parts)
+    return (
+        f"no layout of this run fits {topology.text}, whose devices have {_gib(topology.chip.hbm_bytes)} each, {MARGIN:.0%} of it kept free. "
+        f"The nearest ({in_words(laid)}) needs {_gib(memory.total)}, {_gib(memory.total - limit)} too much: {largest}. "
+        f"What would help: {'; '.join(_ways_out(laid, memory, topology, limit))}"
+    )
+
+
+def _ways_out(laid: RunConfig, memory: Memory, topology: Topology, limit: int) -> Iterator[str]:
+    """What a search has not tried."""
+    how, settings = laid.train, laid.optimizer
+    lasting = (memory.weights + memory.optimizer + memory.gradients) * topology.device_count
+    yield f"more devices, at least {-(-lasting // limit)}" if lasting > limit * topology.device_count else "more devices"
+    if settings.kind == "adamw":
+        yield "optimizer.kind=muon, which keeps one moment of a matrix instead of two"
+    if memory.activations + memory.temporaries > memory.total // 2:
+        yield f"a shorter train.seq_len (now {how.seq_len})"
+        yield f"a smaller train.loss_chunk (now {how.loss_chunk})"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
