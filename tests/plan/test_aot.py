@@ -123,7 +123,7 @@ def test_the_decode_step_holds_weights_in_bfloat16_and_a_devices_share_of_the_ca
     # Heads of 8 fill a sixteenth of a TPU's tile of 128, unless the compiler puts the places there, as it does.
     cache = 2 * _LAYERS * rows * length * 2 * _HEAD * 2 / 4
     assert cache < compiled.argument_bytes < 1.5 * cache
-    assert compiled.alias_bytes > cache
+    assert compiled.alias_bytes > cache and len(compiled.attention) == 1
     one_token = 2 * _MATRICES + _LAYERS * 4 * _HEADS * _HEAD * length
     assert compiled.flops == rows // 4 * one_token  # chunks end when texts do, so a chunk's steps are not known: one is counted
 

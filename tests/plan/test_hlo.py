@@ -248,6 +248,25 @@ def test_what_a_loop_does_counts_as_often_as_it_runs(compare, start, step, confi
     assert found.collectives == (Collective("all-reduce", "fsdp", times * 64 * 64 * 4, times),)
 
 
+@pytest.mark.parametrize(
+    ("mask", "window", "pairs"),
+    [("NO_MASK", 0, 4096 * 1024), ("CAUSAL", 0, 4096 * 1024 // 2), ("CAUSAL", 256, 4096 * 256)],
+)
+def test_cudnn_attention_counts_its_products(mask, window, pairs):
+    """Two forward and five backward, of 2 rows, 8 heads of 64, 4096 queries, 1024 keys."""
+    settings = (
+        'backend_config={"cudnn_fmha_backend_config": {"intermediate_tensor_shape": {"element_type": "BF16", "dimensions": ["2", "8", "4096", '
+        f'"1024"]}}, "mask_type": "{mask}", "sliding_window_length": {window}}}}}'
+    )
+    found = _program(
+        "%q = bf16[2,4096,8,64] parameter(0)",
+        f'%o = (bf16[2,8,4096,64]{{3,1,2,0}}, f32[2,8,4096], u8[0]) custom-call(%q), custom_call_target="__cudnn$fmhaSoftmax", {settings}',
+        "ROOT %d = (bf16[2,8,4096,64]{3,1,2,0}, bf16[2,2,1024,64], bf16[2,2,1024,64], u8[0]) custom-call(%q), "
+        f'custom_call_target="__cudnn$fmhaSoftmaxBackward", {settings}',
+    )
+    assert found.flops == 7 * 2 * 2 * 8 * pairs * 64
+
+
 def test_kernels_are_counted_by_name_and_the_compilers_own_calls_are_not():
     """A Pallas kernel, whose notes hold a line break, counts the FLOPs that it states; a call of cuBLAS those of its shapes."""
     found = _program(
@@ -256,13 +275,13 @@ def test_kernels_are_counted_by_name_and_the_compilers_own_calls_are_not():
         '"block_q": 128\n}}, metadata={op_name="jit(f)/splash_mha_fwd/pallas_call"}, backend_config={"custom_call_config":{"body":"TUzv", '
         '"cost_estimate":{"flops":"4194304","transcendentals":"131072"}}}',
         '%b = bf16[64,32] custom-call(), custom_call_target="AllocateBuffer"',
-        '%f = bf16[64,32] custom-call(%splash_mha_fwd.clone.3, %b), custom_call_target="__cudnn$fmhaSoftmax", backend_config={}',
-        '%f2 = bf16[64,32] custom-call(%f, %b), custom_call_target="__cudnn$fmhaSoftmax", backend_config={}',
+        '%f = bf16[64,32] custom-call(%splash_mha_fwd.clone.3, %b), custom_call_target="__cudnn$convForward", backend_config={}',
+        '%f2 = bf16[64,32] custom-call(%f, %b), custom_call_target="__cudnn$convForward", backend_config={}',
         "%w = bf16[32,16] parameter(1)",
         'ROOT %g = (bf16[64,16], s8[1024]) custom-call(%f2, %w), custom_call_target="__cublas$gemm", '
         'backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}',
     )
-    assert found.kernels == (("__cublas$gemm", 1), ("__cudnn$fmhaSoftmax", 2), ("splash_mha_fwd", 1))
+    assert found.kernels == (("__cublas$gemm", 1), ("__cudnn$convForward", 2), ("splash_mha_fwd", 1))
     assert found.flops == 4194304 + 2 * 64 * 32 * 16
 
 

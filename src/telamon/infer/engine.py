@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from telamon.errors import ConfigError
 from telamon.infer.sampling import RowSampling, Sampling, row_keys, sample
+from telamon.kernels.picks import noted
 from telamon.models.decoder import Cache
 from telamon.models.weights import Model, Weights
 from telamon.parallel.rules import ACTIVATION_RULES, constrain
@@ -190,7 +191,8 @@ def lower_decode(model: Model, mesh: Mesh, *, rows: int, length: int) -> jax.sta
     )
     length = _up(length, _CACHE_STEP)
     prompts = jax.ShapeDtypeStruct((rows, min(_PROMPT_STEP, length)), jnp.int32)
-    state = jax.eval_shape(functools.partial(_prefill, model, length=length), weights, prompts, prompts)
+    with noted():  # which paths the prefill takes says nothing of this program
+        state = jax.eval_shape(functools.partial(_prefill, model, length=length), weights, prompts, prompts)
     keys = jax.eval_shape(lambda: jax.random.key_data(jax.random.split(jax.random.key(0), rows)))
     program = _decode_program(model, eos_ids=(), vocab_size=model.spec.vocab_size)
     sampling = RowSampling.stack([Sampling()] * rows)

@@ -7,8 +7,8 @@ The compiler's own cost analysis counts the body of a loop once and knows nothin
   the branches of a conditional all are counted.
 - **FLOPs** are those of dots and convolutions, in fusions too, two for each product of two numbers. TPU's compiler writes
   dots as convolutions, batched ones with windows that mostly lie on padding or between dilated elements: only places where the
-  window meets an element are products. cuBLAS's calls count as the dots they are. Inside other kernels nothing is seen: a Pallas
-  kernel counts as what it states of itself, which for causal attention is often the whole square; cuDNN states nothing.
+  window meets an element are products. cuBLAS's calls count as the dots they are. cuDNN's attention counts two products forward
+  and five backward, causal ones half of the square or their window of it; a Pallas kernel counts as what it states of itself.
 - **Collectives** are given with the mesh axes that their groups span, and with the bytes that a device holds of the whole:
   of the result for an all-gather, of the operand for the others. A permute counts what it sends; products whose gathering is
   hidden in a ring of them (windowed einsum) therefore count as permutes. An asynchronous one counts where it starts, also where
@@ -162,7 +162,10 @@ def _continues(op: Instruction, computation: Computation) -> bool:
 def _add_kernel(total: _Count, op: Instruction, computation: Computation) -> None:
     target = op.text("custom_call_target")
     if _KERNELS.search(target):
-        total.flops += _cublas_flops(op, computation) if target.startswith("__cublas") else _stated_flops(op)
+        if target.startswith("__cublas"):
+            total.flops += _cublas_flops(op, computation)
+        else:
+            total.flops += _fmha_flops(op, target) if target.startswith("__cudnn$fmha") else _stated_flops(op)
         total.kernels[_kernel_name(op, target)] += 1
 
 
@@ -174,6 +177,18 @@ def _kernel_name(op: Instruction, target: str) -> str:
 
 def _stated_flops(op: Instruction) -> int:
     return int(op.find(r'"cost_estimate":\{[^}]*"flops":"(\d+)"') or 0)
+
+
+def _fmha_flops(op: Instruction, target: str) -> int:
+    """FLOPs of cuDNN's attention: the scores' shape [B, N, T, S] is in its settings, the size of a head last in its first result."""
+    scores = [int(size) for size in re.findall(r"\d+", op.find(r'"intermediate_tensor_shape":.*?"dimensions": ?\[([^\]]*)\]') or "")]
+    head = array_shapes(op.shape)[0][1][-1]
+    products = 5 if "Backward" in target else 2
+    window = int(op.find(r'"sliding_window_length": ?(\d+)') or 0)
+    if window:
+        scores[-1] = min(window, scores[-1])
+    causal = "CAUSAL" in (op.find(r'"mask_type": ?"(\w+)"') or "") and not window
+    return products * 2 * math.prod(scores) * head // (2 if causal else 1)
 
 
 def dot_flops(op: Instruction, computation: Computation) -> int:
