@@ -14,7 +14,7 @@ import tiny
 from telamon.config.schema import ModelConfig, OptimizerConfig, RampStage
 from telamon.errors import ConfigError
 from telamon.plan import saved
-from telamon.plan.saved import Header, compile_steps, load_programs, save_programs, step_rows
+from telamon.plan.saved import Header, load_programs, save_programs, step_rows, uncached
 from telamon.train.job import Job, make_job
 from telamon.train.placement import place
 
@@ -30,7 +30,8 @@ def compiled(tmp_path_factory):
     """A job with two sizes of a batch, and the file of its steps."""
     made = job(batch_ramp=RAMP)
     path = tmp_path_factory.mktemp("saved") / "step.telamon"
-    save_programs(made, compile_steps(made), path)
+    with uncached():
+        save_programs(made, {rows: made.train_step(rows) for rows in step_rows(made.config)}, path)
     return made, path
 
 

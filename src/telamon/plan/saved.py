@@ -103,17 +103,9 @@ def step_rows(config: RunConfig) -> tuple[int, ...]:
     return tuple(sorted({config.train.batch_size_at(0), *(stage.batch_size for stage in config.train.batch_ramp)}))
 
 
-def compile_steps(job: Job) -> dict[int, Any]:
-    """The train steps of a job by their rows, on its devices or for devices that only a compiler knows; for :func:`save_programs`.
-
-    They are compiled anew: on a CPU, a program that JAX has from its cache of programs cannot be written a second time.
-    """
-    with _no_cache(), jax.sharding.use_abstract_mesh(job.mesh.abstract_mesh):
-        return {rows: job.compiled(job.lowered("train", rows)) for rows in step_rows(job.config)}
-
-
 @contextmanager
-def _no_cache() -> Iterator[None]:
+def uncached() -> Iterator[None]:
+    """Programs that are to be saved are compiled within: on a CPU, one that JAX has from its cache of programs cannot be written again."""
     before = jax.config.jax_enable_compilation_cache
     try:
         jax.config.update("jax_enable_compilation_cache", False)
@@ -129,7 +121,7 @@ def save_programs(job: Job, programs: Mapping[int, Any], path: str | Path) -> No
 
     Args:
         job: what they were compiled from.
-        programs: of :func:`compile_steps`.
+        programs: rows -> the compiled step, for all of :func:`step_rows`, compiled within :func:`uncached`.
         path: a local file; it appears whole or not at all.
 
     Raises:

@@ -9,6 +9,7 @@ import re
 import resource
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +42,15 @@ def _answer(wanted: dict[str, Any]) -> "Compiled":
 
     from telamon.config.load import load_run
     from telamon.kernels.picks import noted
+    from telamon.plan.saved import uncached
     from telamon.plan.topology import aot_devices, parse_topology
     from telamon.train.job import make_job
 
     config = load_run(wanted["config"]).config
     job = make_job(config, devices=None if wanted["topology"] is None else aot_devices(parse_topology(wanted["topology"])))
     # Not `set_mesh`: operations that run while tracing would go to devices that do not exist.
-    with jax.sharding.use_abstract_mesh(job.mesh.abstract_mesh), noted() as picks:
+    saving = uncached() if wanted["save"] else nullcontext()
+    with jax.sharding.use_abstract_mesh(job.mesh.abstract_mesh), noted() as picks, saving:
         lowered = _lowered(job, wanted)
         paths = tuple(map(str, picks))
         try:
