@@ -89,8 +89,9 @@ def fit(rows: Sequence[Row], works: Mapping[Row, Workload]) -> tuple[float, ...]
 
 
 def _line(row: Row, work: Workload, shares: Sequence[float], with_all: float, without: float) -> list[str]:
-    axes = ", ".join(f"{axis} {n}" for axis in AXES if (n := row.layout.total(axis)) > 1)
-    saved = "all saved" if row.saved is None else f"saved: {', '.join(sorted(row.saved)) or 'inputs of layers'}"
+    layout = row.layout
+    axes = ", ".join(f"{axis} {n}" for axis in AXES if (n := layout.total(axis)) > 1)
+    saved = "all saved" if layout.saved is None else f"saved: {', '.join(sorted(layout.saved)) or 'inputs of layers'}"
     return [
         row.model + " *" * row.by_hand,
         row.machine,
@@ -101,7 +102,7 @@ def _line(row: Row, work: Workload, shares: Sequence[float], with_all: float, wi
         f"{row.published * (1 + without):,.0f}",
         f"{without:+.1%}",
         f"{predicted(row, work, shares).mfu:.1%}",
-        f"{row.rows} row{'s' * (row.rows > 1)}, {axes}; {saved}",
+        f"{layout.rows} row{'s' * (layout.rows > 1)}, {axes}; {saved}",
     ]
 
 
@@ -116,11 +117,13 @@ def _notes(works: Mapping[Row, Workload], shares: Sequence[float]) -> list[str]:
     return [
         "No row has a constant of its own. Peaks, memory and links are those of data sheets (`presets/hardware`); five shares are fitted by "
         "least squares on the logarithm of the ratio, once to all rows (what `presets/hardware` holds) and once for each row without it.",
-        "Rows, recomputation and mesh are those published with the figure (list below), never fitted. What a recipe offloads to the host "
+        "Rows, recomputation and mesh are those published with the figure (list below), or what the search picks (which ranks with the constants fitted to all rows), never "
+        "fitted. What a recipe offloads to the host "
         "counts as saved, and the copies as free.",
         "\\* A mixture: there is no family for it yet, so its arithmetic is written by hand in `benchmarks/a3_rows.py` and no preset stands "
         "behind it. Those with a capacity factor send tokens by one-hot products, whose cost is counted.",
         "TPU7x has two JAX devices a chip; published speeds and peaks of a chip are halved.",
-        f"llama3.1-405b's figures on v6e and v5p were measured on twice the chips. Error there, fitted to all: {elsewhere}.",
+        f"llama3.1-405b's figures on v6e and v5p were measured on twice the chips. Error there, fitted to all: {elsewhere}. "
+        "For one slice of v6e an older recipe gives 123 (MaxText's page of tiers), far from the prediction.",
         *(f"{row.model} on {row.machine}: {row.source}." for row in ROWS),
     ]

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from telamon.config.schema import ModelConfig, RunConfig
 from telamon.models.spec import BlockSpec
@@ -99,7 +99,8 @@ class Workload:
 
 def workload(config: RunConfig) -> Workload:
     """What the model of a run does, from what its weights declare; the second call for the same model costs nothing."""
-    return _workload(config.model)
+    frozen: Any = config.model  # so it has a hash, which pydantic does not tell type checkers
+    return _workload(frozen)
 
 
 @functools.lru_cache(maxsize=32)
