@@ -15,6 +15,8 @@ from telamon.train.job import make_job
 
 MILLION = {"vocab_size": 4035, "d_model": 200, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "d_ff": 128}
 
+LLAMA = {"vocab_size": 128256, "d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "d_ff": 14336, "tie_embeddings": False}
+
 
 def _run(model: dict[str, Any] | None = None, *, mesh: dict[str, Any] | None = None, optimizer: Any = None, **train: Any) -> RunConfig:
     config = tiny.run(model=model, optimizer=optimizer, **train)
@@ -86,6 +88,24 @@ def test_within_a_tenth_of_the_compilers_own_analysis(model: dict[str, Any], tra
     memory = estimate_memory(config, len(devices))
     assert memory.arguments == found.argument_size_in_bytes
     assert memory.total == pytest.approx(found.argument_size_in_bytes + found.temp_size_in_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "topology, model, train, compiled",
+    [
+        ("v5e:2x2", {"d_model": 2048, "n_layers": 4, "n_heads": 16, "n_kv_heads": 8, "d_ff": 8192, "vocab_size": 32768}, (2048, 8), 2300),
+        ("v6e:4x4", LLAMA | {"n_layers": 8}, (4096, 32), 7709),
+        ("v6e:4x4", LLAMA, (4096, 32), 14625),
+    ],
+    ids=["0.3 G", "2.8 G", "8 G"],
+)
+def test_within_a_tenth_of_a_tpu_compilers_figures(topology: str, model: dict[str, Any], train: tuple[int, int], compiled: int):
+    """Arguments and temporaries in MB, as libtpu 0.0.52 gave them for steps of this library with whole recomputation and AdamW."""
+    seq_len, batch_size = train
+    config = _run(
+        {"head_dim": 128, **model}, seq_len=seq_len, batch_size=batch_size, loss_chunk=1024, remat="full", compute_dtype="bfloat16"
+    )
+    assert estimate_memory(config, parse_topology(topology)).total / 1e6 == pytest.approx(compiled, rel=0.1)
 
 
 def test_each_part_says_which_option_would_lower_it():

@@ -44,6 +44,16 @@ def test_a_loop_holds_its_carry_its_stack_and_its_body():
     assert _moments(loop, (ROWS, 8), (8, 8)) == (Size(row=32 + 20 + 36),)
 
 
+def test_a_product_that_is_added_to_what_a_loop_carries_is_never_there_by_itself():
+    def summed(x: jax.Array, w: jax.Array) -> Any:
+        return jax.lax.scan(lambda total, _: (total + x.T @ x, None), w, None, length=5)[0]
+
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((ROWS, 8), (8, 8))]
+    jaxpr = jax.make_jaxpr(summed)(*arrays).jaxpr
+    assert working_set(jaxpr) == (Size(fixed=2 * 256),)  # what is carried, and the product
+    assert working_set(jaxpr, adds_in_place=True) == (Size(fixed=256),)
+
+
 def test_what_is_handed_on_does_not_stay():
     def gradients(x: jax.Array, w: jax.Array) -> Any:
         return w @ w, w.T @ w, x @ w

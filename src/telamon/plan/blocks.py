@@ -78,7 +78,9 @@ def _saved(jaxpr: Jaxpr, *, outputs: int, ids: int, weights: int) -> tuple[Size,
 
 
 @functools.lru_cache(maxsize=64)
-def loss_working(d_model: int, *, vocab: int, used: int, dtype: str, z_loss: float, softcap: float | None) -> tuple[Size, ...]:
+def loss_working(
+    d_model: int, *, vocab: int, used: int, dtype: str, z_loss: float, softcap: float | None, adds_in_place: bool
+) -> tuple[Size, ...]:
     """The loss of one chunk with its gradients, as functions of the chunk's tokens.
 
     Args:
@@ -87,6 +89,7 @@ def loss_working(d_model: int, *, vocab: int, used: int, dtype: str, z_loss: flo
         used: those that stand for tokens.
         dtype: type of activations.
         z_loss, softcap: as in `cross_entropy`.
+        adds_in_place: as in `working_set`.
     """
     tokens = jax.ShapeDtypeStruct((ROWS, 1), jnp.int32)
     hidden = jax.ShapeDtypeStruct((ROWS, 1, d_model), dtype)
@@ -97,4 +100,4 @@ def loss_working(d_model: int, *, vocab: int, used: int, dtype: str, z_loss: flo
         return cross_entropy(hidden, head, targets, jnp.ones(targets.shape), **how).objective
 
     traced = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(hidden, head, tokens)
-    return working_set(traced.jaxpr)
+    return working_set(traced.jaxpr, adds_in_place=adds_in_place)

@@ -55,14 +55,15 @@ def size_of(array: Any) -> Size:
     return Size(row=held // ROWS) if count and count % ROWS == 0 else Size(fixed=held)
 
 
-def working_set(jaxpr: Jaxpr, *, handed_on: int = 0) -> tuple[Size, ...]:
+def working_set(jaxpr: Jaxpr, *, handed_on: int = 0, adds_in_place: bool = False) -> tuple[Size, ...]:
     """What is live beside the jaxpr's inputs, at each moment that may be the peak, whatever the rows.
 
     Args:
         jaxpr: a program of abstract arrays, its batch of `ROWS` rows.
         handed_on: the first outputs leave as soon as they are made (a gradient goes into its stacked array); the others stay.
+        adds_in_place: a product that is added to what a loop carries is never there by itself, as on TPUs and GPUs.
     """
-    return _Program(jaxpr, handed_on).peaks()
+    return _Program(jaxpr, handed_on, adds_in_place).peaks()
 
 
 def most(moments: Iterable[Size], rows: float) -> int:
@@ -93,21 +94,22 @@ class _Program:
 
     jaxpr: Jaxpr
     handed_on: int
+    adds_in_place: bool
     values: list[_Value] = field(default_factory=list)
     ops: list[_Op] = field(default_factory=list)
     views: dict[int, int] = field(default_factory=dict)
     """Values that are another one in a different shape."""
+    products: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         names: dict[Var, int] = {}
         for var in (*self.jaxpr.constvars, *self.jaxpr.invars):
             names[var] = self._new(Size())
-        inputs = set(names.values())
+        self.inputs = set(names.values())
         self._open(self.jaxpr, names)
-        self.inputs = inputs
         results = [self._number(var, names) for var in self.jaxpr.outvars]
-        self.results = set(results) - inputs
-        self.staying = set(results[self.handed_on :]) - inputs
+        self.results = set(results) - self.inputs
+        self.staying = set(results[self.handed_on :]) - self.inputs
 
     def _new(self, size: Size) -> int:
         self.values.append(_Value(size, frozenset()))
@@ -135,7 +137,13 @@ class _Program:
             if eqn.primitive.name in _VIEWS:
                 self.views.update(zip(makes, reads, strict=True))
                 continue
-            self.ops.append(_Op(eqn.primitive.name in _FROM_MEMORY, eqn.primitive.name in _TO_MEMORY, reads, makes, _inner(eqn)))
+            if eqn.primitive.name == "dot_general":
+                self.products.update(makes)
+            if self.adds_in_place and eqn.primitive.name == "add" and self.inputs & set(reads) and self.products & set(reads):
+                for number in (*makes, *self.products.intersection(reads)):
+                    self.values[number].size = Size()
+            inner = _inner(eqn, self.adds_in_place)
+            self.ops.append(_Op(eqn.primitive.name in _FROM_MEMORY, eqn.primitive.name in _TO_MEMORY, reads, makes, inner))
 
     def peaks(self) -> tuple[Size, ...]:
         """See `working_set`."""
@@ -211,15 +219,11 @@ def _called(eqn: JaxprEqn) -> Jaxpr | None:
     return None
 
 
-def _inner(eqn: JaxprEqn) -> tuple[Size, ...]:
+def _inner(eqn: JaxprEqn, adds_in_place: bool) -> tuple[Size, ...]:
     """What a loop's body or a branch holds at its peaks."""
-    if eqn.primitive.name == "scan":
-        return working_set(_without_constants(eqn.params["jaxpr"]))
-    if eqn.primitive.name == "while":
-        return working_set(_without_constants(eqn.params["body_jaxpr"]))
-    if eqn.primitive.name == "cond":
-        return _undominated([point for branch in eqn.params["branches"] for point in working_set(_without_constants(branch))])
-    return ()
+    bodies = {"scan": ("jaxpr",), "while": ("body_jaxpr",), "cond": ("branches",)}.get(eqn.primitive.name, ())
+    inner = [body for name in bodies for body in (eqn.params[name] if name == "branches" else (eqn.params[name],))]
+    return _undominated([size for body in inner for size in working_set(_without_constants(body), adds_in_place=adds_in_place)])
 
 
 def _without_constants(jaxpr: Any) -> Jaxpr:
