@@ -9,7 +9,7 @@ import pytest
 import reference_numpy
 
 from telamon.kernels.attention import Places, Scores, attention, reference_attention, visible
-from telamon.kernels.attention.chunked import _CPU
+from telamon.kernels.attention.chunked import _ACCELERATOR, _CPU
 from telamon.kernels.attention.chunked import _layout as _layout_of_blocks
 
 N, K, H = 4, 2, 8
@@ -146,6 +146,7 @@ def test_blocks_are_compared_with_the_keys_in_reach_only():
         layout = _layout_of_blocks(2048, 2048, _CPU, aligned=True, reach=reach)
         pairs[reach] = sum((span.stop - span.start) * span.keys for span in layout.spans)
     assert pairs == {None: 2048 * 2048 * 9 // 16, 256: 2048 * (128 + 256), 2000: 2048 * 2048 * 9 // 16}
+    assert len(_layout_of_blocks(2048, 2048, _ACCELERATOR, aligned=True, reach=None).spans) == 2
     unaligned = _layout_of_blocks(16, 2048, _CPU, aligned=False, reach=256)
     assert [span.keys for span in unaligned.spans] == [2048]
 

@@ -24,8 +24,12 @@ class _Grain(NamedTuple):
 _CPU = _Grain(block=128, spans=8)
 """On CPUs of today the scores of 128 queries stay in the second-level cache; 9/16 of all pairs are computed."""
 
-_ACCELERATOR = _Grain(block=512, spans=2)
-"""Products as large as matrix units like; each span is a loop more to compile, and other paths serve most requests there."""
+_ACCELERATOR = _Grain(block=256, spans=2)
+"""Products as large as matrix units like, and scores that still fit beside a model: 256 MiB for a row of 8192 tokens and 32 heads.
+
+Other paths serve most requests there, so few spans do: libtpu takes as long for each of them as for the first (at T 4096, both
+passes: 7 seconds of a CPU's time for one span, 13 for two, 26 for four).
+"""
 
 
 def refusal(request: Request) -> str | None:
