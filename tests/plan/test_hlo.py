@@ -89,6 +89,14 @@ def test_collectives_count_once_whether_they_start_alone_or_in_a_wrapper():
     )
 
 
+@pytest.mark.parametrize(("groups", "axis"), [("{{0,1},{2,3}}", "fsdp"), ("{{0,2},{1,3}}", "data")])
+def test_devices_of_a_slice_are_numbered_within_it(groups, axis):
+    """Where fsdp crosses two slices, a slice is 2 x 2: data and the half of fsdp."""
+    across = {"data": 1, "fsdp": 2}
+    found = _program(_X, f"ROOT %r = f32[8,128] all-reduce(%x), replica_groups={groups}, to_apply=%add", partitions=4, across=across)
+    assert found.collectives == (Collective("all-reduce", axis, 8 * 128 * 4, 1),)
+
+
 _SPREAD = """%start (p: bf16[8]) -> (bf16[8], bf16[32], s32[2]) {
   %p = bf16[8] parameter(0)
   %g.1 = bf16[32] all-gather(%p), channel_id=9, replica_groups=[2,4]<=[8], backend_config={"async_collective_fusion_config":{"flag_start":"-1"}}
