@@ -33,6 +33,21 @@ def test_the_figures_as_json(telamon):
     assert made["prediction"]["step_seconds"] > 0
 
 
+def test_a_search_writes_a_run_that_training_takes(telamon, tmp_path):
+    best = str(tmp_path / "best.yml")
+    run = ("plan", *RUN, "--on", "v5e:2x2", "--search", best, "--estimate")
+    answer = telamon(*run, "--free-batch", "--cost", "1.2")
+    assert answer.code == 0, answer.err
+    for word in ("mesh.", "tokens a dollar", "dropped", "telamon train"):
+        assert word in " ".join(answer.out.split()), word
+    assert telamon("config", "show", best).code == 0
+    made = json.loads(telamon(*run, "--json").out)
+    first = made["candidates"][0]
+    assert first["config"]["train"]["batch_size"] == 16
+    assert first["tokens_per_second_per_device"] == max(found["tokens_per_second_per_device"] for found in made["candidates"])
+    assert made["considered"] > sum(made["dropped"].values()) > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -40,6 +55,10 @@ def test_the_figures_as_json(telamon):
         (("--on", "v6e:4x4", "--estimate", "--import", "no_such_module"), ("no_such_module",)),
         (("--on", "v6e:4x4", "--cost", "0"), ("--cost 0", "dollars")),
         (("--on", "v6e:4x4", "--decode", "many"), ("many", "32x8192")),
+        (("--on", "v5e:2x4", "--free-batch"), ("--free-batch", "--search")),
+        (("--on", "here", "--search", "best.yml"), ("--search", "machine")),
+        (("--on", "v5e:2x4", "--search", "best.yml", "--save", "step.bin"), ("--save", "telamon plan best.yml")),
+        (("--on", "v5e:2x4", "--estimate", "--search", "best"), ("best", ".yml")),
         (("--on", "here", "--estimate"), ("--estimate", "machine by name")),
         (("--on", "v5e:2x4", "--estimate", "train.batch_size=9"), ("train.batch_size=9", "8 devices")),
     ],

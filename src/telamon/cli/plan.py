@@ -32,6 +32,15 @@ def plan(
         Path | None,
         typer.Option(metavar="FILE", help="Keep the compiled training step, for `telamon train --compiled FILE`.", show_default=False),
     ] = None,
+    search: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Look for the fastest layout that fits (mesh, train.remat, train.accumulate, offloading), and write the run with it.",
+            show_default=False,
+        ),
+    ] = None,
+    free_batch: Annotated[bool, typer.Option("--free-batch", help="With --search: choose train.batch_size too.")] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Longest time that one compilation may take.")] = 900.0,
     host_memory: Annotated[float, typer.Option(metavar="GIB", help="Most of this host's memory that one compilation may take.")] = 20.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -47,14 +56,16 @@ def plan(
     telamon plan my.yml mesh.tensor=2 train.remat=dots --on h100:8x4
     telamon plan my.yml --on v6e-256 --cost 2.7                   # and its price
     telamon plan my.yml --on v6e:4x4 --estimate                   # no compiler, a second
+    telamon plan my.yml --on v6e:4x4 --search best.yml            # which layout is the fastest?
     ```
 
-    The exit code is 0 where everything fits, and 2 where something does not.
+    The exit code is 0 where everything fits, and 2 where something does not. A search compiles the best three (none with --estimate).
     """
     import json
 
     from telamon.config.load import load_run
     from telamon.errors import ConfigError
+    from telamon.plan.found import look_for_layouts
     from telamon.plan.plan import Decoding, Request, make_plan
     from telamon.plan.report import show
     from telamon.plan.topology import parse_topology
@@ -66,7 +77,9 @@ def plan(
     if topology is None and estimate:
         raise ConfigError("--on here compiles for the devices that are here; --estimate needs a machine by name")
     run, overrides = split_run(arguments, default=DEFAULT_RUN)
-    config = load_run(run, overrides, imports=imports or ()).config
+    loaded = load_run(run, overrides, imports=imports or ())
+    if free_batch and search is None:
+        raise ConfigError("--free-batch says what a search may choose; give --search FILE with it")
     request = Request(
         programs=("train", "decode") if only is None else (only,),
         compile=not estimate,
@@ -76,7 +89,14 @@ def plan(
         save=save,
         chip_hour=cost,
     )
-    made = make_plan(config, topology, request)
+    if search is not None:
+        layouts = look_for_layouts(loaded, topology, request, file=search, free_batch=free_batch)
+        if as_json:
+            typer.echo(json.dumps(layouts.as_json(), indent=2))
+        else:
+            layouts.show(make_console())
+        return
+    made = make_plan(loaded.config, topology, request)
     if as_json:
         typer.echo(json.dumps(made.as_json(), indent=2))
     else:
