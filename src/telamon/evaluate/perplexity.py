@@ -100,7 +100,9 @@ def perplexity(
     stride = min(stride, width)
     windows = count_windows(len(ids), width=width, stride=stride)
     rows = _whole_rows(min(windows, batch_size or max(1, _BATCH_TOKENS // width)), opened.mesh)
-    step = jax.jit(bind_step(eval_step, model=opened.model, loss=language_model_loss(opened.config.train)))
+    # Which kernel the run named was for the devices that trained it.
+    loss = language_model_loss(opened.config.train.model_copy(update={"loss": "auto"}))
+    step = jax.jit(bind_step(eval_step, model=opened.model, loss=loss))
     pending = []
     with jax.set_mesh(opened.mesh):
         for number, batch in enumerate(cut(ids, width=width, stride=stride, rows=rows), 1):
