@@ -12,6 +12,7 @@ import optax.contrib
 from telamon.config.schema import RunConfig
 from telamon.errors import ConfigError
 from telamon.models.weights import Model, WeightInfo, Weights, flatten
+from telamon.parallel.target import target
 from telamon.train.schedule import learning_rate_schedule
 
 _MUON_RMS = 0.2
@@ -42,21 +43,49 @@ def build_optimizer(config: RunConfig, model: Model) -> optax.GradientTransforma
             optax.scale_by_learning_rate(learning_rate_schedule(config, peak=peaks[group])),
         )
     clip = optax.identity() if settings.clip_norm is None else optax.clip_by_global_norm(settings.clip_norm)
-    optimizer = optax.chain(clip, optax.partition(rules, labels))
-    return _fetching(optimizer) if settings.offload else optimizer
+    directions = optax.partition(rules, labels)
+    return optax.chain(clip, _streaming(directions) if settings.offload else directions)
 
 
-def _fetching(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """An optimizer whose state is in the host's memory between steps: the update brings it to the devices.
+def _streaming(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """An optimizer whose moments are in the host's memory: they come to the devices for one weight at a time, and go back.
 
-    Where it goes back to is said by the shardings of what the step gives (see `telamon.train.state`).
+    Left to itself, the compiler fetches them all at once: there would be no room won. So each weight's moments wait until those of the
+    weight before are back. Nothing else changes: not the state's names, and numbers by rounding at most.
     """
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        here = jax.tree.map(lambda leaf: jax.device_put(leaf, jax.memory.Space.Device), state)
-        return optimizer.update(updates, here, params)
+        if target().platform == "cpu":  # its memory is the host's
+            return optimizer.update(updates, _to_device(state), params)
+        numbers = jax.tree.unflatten(jax.tree.structure(updates), range(len(jax.tree.leaves(updates))))
+        done: Any = None
+        results = []
+        for number in jax.tree.leaves(numbers):
+
+            def only(leaf: Any, own: int, number: int = number) -> Any:
+                return leaf if own == number else optax.MaskedNode()
+
+            moments = optax.tree_utils.tree_map_params(optimizer, only, state, numbers, is_leaf=_masked)
+            moments, _ = jax.lax.optimization_barrier((moments, done))
+            parts = jax.tree.map(only, updates, numbers), _to_device(moments), jax.tree.map(only, params, numbers)
+            changed, moments = optimizer.update(*parts)
+            done = optax.tree_utils.tree_map_params(optimizer, _to_host, moments, is_leaf=_masked)
+            results.append((changed, done))
+        return jax.tree.map(lambda *parts: next((part for part in parts if not _masked(part)), parts[0]), *results, is_leaf=_masked)
 
     return optax.GradientTransformation(optimizer.init, update)
+
+
+def _to_device(state: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, jax.memory.Space.Device), state)
+
+
+def _to_host(leaf: Any) -> Any:
+    return leaf if _masked(leaf) else jax.device_put(leaf, jax.memory.Space.Host)
+
+
+def _masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
 
 
 def _labels(config: RunConfig, model: Model) -> Weights:
@@ -96,7 +125,7 @@ def _like(tree: Any, values: Weights) -> Any:
     """`values` where `tree` has a weight, and the tree's own placeholder where `optax.partition` masked one."""
     if isinstance(tree, dict):
         return {key: _like(child, values[key]) for key, child in tree.items()}
-    return tree if isinstance(tree, optax.MaskedNode) else values
+    return tree if _masked(tree) else values
 
 
 def _map_paths(tree: Weights, function, prefix: str = "") -> Weights:
