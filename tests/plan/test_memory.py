@@ -108,6 +108,15 @@ def test_within_a_tenth_of_a_tpu_compilers_figures(topology: str, model: dict[st
     assert estimate_memory(config, parse_topology(topology)).total / 1e6 == pytest.approx(compiled, rel=0.1)
 
 
+def test_what_waits_in_the_hosts_memory_is_no_part_of_the_devices():
+    plain = estimate_memory(_run(remat="full"), 1)
+    moments = estimate_memory(_run(remat="full", optimizer=OptimizerConfig(offload=True)), 1)
+    assert (moments.optimizer, moments.host) == (0, plain.optimizer)
+    inputs = estimate_memory(_run(remat="offload"), 1)
+    assert inputs.host == 2 * 8 * 16 * 32 * 4  # the float32 stream [8, 16, 32] before each of two layers
+    assert plain.activations - inputs.activations == pytest.approx(inputs.host, rel=0.01)
+
+
 def test_each_part_says_which_option_would_lower_it():
     memory = estimate_memory(_run(), 1)
     assert memory.advice["activations"] == "train.remat=full"

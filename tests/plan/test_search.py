@@ -12,6 +12,7 @@ from telamon.config.load import Loaded, load_run
 from telamon.config.schema import MeshConfig, RunConfig
 from telamon.errors import ConfigError
 from telamon.plan.cost import predict
+from telamon.plan.layouts import chosen
 from telamon.plan.memory import estimate_memory
 from telamon.plan.run_file import write_run_yaml
 from telamon.plan.search import MARGIN, Candidate, search
@@ -61,7 +62,7 @@ def test_where_nothing_divides_the_message_says_why():
 def test_each_layout_is_found_or_counted_once():
     config = _run("train.batch_size=8").config
     found = search(config, parse_topology("v5e:2x2"), keep=10**6)
-    layouts = [(*sorted(_sizes(c).items()), c.config.train.remat, c.config.train.accumulate) for c in found.candidates]
+    layouts = [str(chosen(candidate.config)) for candidate in found.candidates]
     assert len(set(layouts)) == len(layouts)
     assert found.considered == len(layouts) + sum(found.dropped.values())
 
@@ -80,10 +81,22 @@ def test_a_free_batch_is_chosen_in_rows_a_device():
     assert all(best.prediction.tokens_per_second_per_device >= c.prediction.tokens_per_second_per_device for c in found.candidates)
 
 
-def test_the_hosts_memory_is_used_only_where_nothing_fits_without():
-    found = search(_run("train.batch_size=8").config, parse_topology("v5e:2x2"), keep=10**6)
-    assert not any(c.config.optimizer.offload or c.config.train.remat == "offload" for c in found.candidates)
-    assert found.dropped["has more in the host's memory than it must"] > 0
+def test_what_is_as_fast_without_the_hosts_memory_comes_first():
+    found = search(_run("train.batch_size=4").config, parse_topology("v5e:2x2"), keep=10**6)
+    by_layout: dict[tuple[Any, ...], list[Candidate]] = {}
+    for candidate in found.candidates:
+        by_layout.setdefault((*_sizes(candidate).items(), candidate.prediction.step_seconds), []).append(candidate)
+    assert any(len(alike) > 1 for alike in by_layout.values())
+    for alike in by_layout.values():
+        hosts = [candidate.memory.host > 0 for candidate in alike]
+        assert hosts == sorted(hosts)
+
+
+def test_a_host_has_no_more_for_a_device_than_the_device_itself():
+    topology = parse_topology("v5e:2x2")
+    found = search(_run("model.n_layers=120", "train.batch_size=1024").config, topology, keep=10**6)
+    assert found.dropped["needs more of the host's memory than there may be"] > 0
+    assert all(candidate.memory.host <= topology.chip.hbm_bytes for candidate in found.candidates)
 
 
 def test_the_best_of_all_layouts_written_down_by_hand_is_found():
@@ -91,16 +104,19 @@ def test_the_best_of_all_layouts_written_down_by_hand_is_found():
     topology, loaded = parse_topology("v5e:2x2"), _run("model.n_layers=24", "train.batch_size=8")
     rates: dict[tuple[Any, ...], float] = {}
     meshes = [sizes for sizes in itertools.product((1, 2, 4), repeat=3) if prod(sizes) == 4]
-    for (data, fsdp, tensor), accumulate, remat in itertools.product(meshes, (1, 2, 4, 8), ("none", "dots", "full")):
+    for (data, fsdp, tensor), accumulate, remat, offload in itertools.product(
+        meshes, (1, 2, 4, 8), ("none", "dots", "full", "offload"), (False, True)
+    ):
         mesh = MeshConfig(data=data, fsdp=fsdp, tensor=tensor)
         train = loaded.config.train.model_copy(update={"accumulate": accumulate, "remat": remat})
-        config = loaded.config.model_copy(update={"mesh": mesh, "train": train})
+        optimizer = loaded.config.optimizer.model_copy(update={"offload": offload})
+        config = loaded.config.model_copy(update={"mesh": mesh, "train": train, "optimizer": optimizer})
         try:
             memory = estimate_memory(config, topology)
         except ConfigError:
             continue
         if memory.total <= topology.chip.hbm_bytes * (1 - MARGIN):
-            rates[data, fsdp, tensor, accumulate, remat] = predict(config, topology).tokens_per_second_per_device
+            rates[data, fsdp, tensor, accumulate, remat, offload] = predict(config, topology).tokens_per_second_per_device
     found = search(loaded.config, topology, keep=10**6)
     best = found.candidates[0]
     assert best.prediction.tokens_per_second_per_device == pytest.approx(max(rates.values()))

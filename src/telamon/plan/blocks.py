@@ -25,6 +25,8 @@ class PatternCost:
     """What each repetition keeps for the backward pass."""
     once: Size
     """What is kept once for all of them, as it depends on the positions alone."""
+    host: Size
+    """What each repetition keeps in the host's memory."""
     working: tuple[Size, ...]
     """Backward pass of a repetition: the moments that may be its peak, each gradient gone once it is made."""
     shared: tuple[Size, ...]
@@ -53,28 +55,30 @@ def pattern_cost(pattern: tuple[BlockSpec, ...], *, d_model: int, seq_len: int, 
         return jax.vjp(lambda weights, stream: layer(weights, stream, ids), weights, stream)
 
     traced, (_, pull) = jax.make_jaxpr(forward, return_shape=True)(ids, weights, stream)
-    each, once = _saved(traced.jaxpr, outputs=1, ids=1, weights=len(jax.tree.leaves(weights)))
+    each, once, host = _saved(traced.jaxpr, outputs=1, ids=1, weights=len(jax.tree.leaves(weights)))
     backward = jax.make_jaxpr(lambda pull, d_stream: pull(d_stream))(pull, stream)
     gradients = len(jax.tree.leaves(weights))
-    return PatternCost(each, once, working_set(backward.jaxpr, handed_on=gradients), working_set(backward.jaxpr))
+    return PatternCost(each, once, host, working_set(backward.jaxpr, handed_on=gradients), working_set(backward.jaxpr))
 
 
-def _saved(jaxpr: Jaxpr, *, outputs: int, ids: int, weights: int) -> tuple[Size, Size]:
-    """Residuals on the device: those that come from weights or the stream, and those that do not."""
+def _saved(jaxpr: Jaxpr, *, outputs: int, ids: int, weights: int) -> tuple[Size, Size, Size]:
+    """Residuals that come from weights or the stream, those that do not, and those in the host's memory."""
     given = set(jaxpr.invars[: ids + weights])
     by_layer = set(jaxpr.invars[ids:])
     for eqn in jaxpr.eqns:
         if any(isinstance(var, Var) and var in by_layer for var in eqn.invars):
             by_layer.update(eqn.outvars)
-    each, once = Size(), Size()
+    each, once, host = Size(), Size(), Size()
     for var in dict.fromkeys(var for var in jaxpr.outvars[outputs:] if isinstance(var, Var)):
-        if var in given or getattr(var.aval, "memory_space", None) == jax.memory.Space.Host:
+        if var in given:
             continue
-        if var in by_layer:
+        if getattr(var.aval, "memory_space", None) == jax.memory.Space.Host:
+            host += size_of(var.aval)
+        elif var in by_layer:
             each += size_of(var.aval)
         else:
             once += size_of(var.aval)
-    return each, once
+    return each, once, host
 
 
 @functools.lru_cache(maxsize=64)

@@ -65,6 +65,8 @@ class Memory:
     """The batch, the step's number, counts and the random key."""
     code: int = 0
     """The program; 0 where none was compiled."""
+    host: int = 0
+    """What waits in the host's memory, for each device; no part of the total."""
     advice: Mapping[str, str] = field(default_factory=dict, compare=False)
     """For each part, the option that would lower it."""
 
@@ -103,6 +105,7 @@ def estimate_memory(config: RunConfig, devices: Topology | int) -> Memory:
         activations=steps.saved,
         temporaries=max(0, phases[worst] - gradients - steps.saved),
         inputs=inputs,
+        host=steps.host + (steps.moments if config.optimizer.offload else 0),
         advice=_advice(config, layout, worst),
     )
 
@@ -153,6 +156,7 @@ def split_compiled(compiled: Any, estimate: Memory) -> Memory:
         temporaries=fresh - gradients - activations,
         inputs=max(0, compiled.argument_bytes - estimate.weights - estimate.optimizer),
         code=compiled.code_bytes,
+        host=estimate.host,
         advice=estimate.advice,
     )
 
@@ -291,8 +295,9 @@ class _Step:
         costs = [pattern_cost(stack.pattern, **fixed) for stack in self.stacks]
         self.stream = layout.rows * how.seq_len * self.spec.d_model * layout.itemsize
         rows = layout.rows * how.seq_len / length
-        repeated = zip(self.stacks, costs, strict=True)
+        repeated = list(zip(self.stacks, costs, strict=True))
         self.saved_by_stack = [cost.once.at(rows) + stack.repeats * cost.each.at(rows) for stack, cost in repeated]
+        self.host = sum(stack.repeats * cost.host.at(rows) for stack, cost in repeated)
         alone = layout.totals["fsdp"] == 1
         self.working = [most(cost.working if alone else cost.shared, rows) for cost in costs]
         # What the last norm keeps, and its result, which the loss reads.

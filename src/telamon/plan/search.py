@@ -4,7 +4,8 @@ Every layout that the config allows is written down (`plan.layouts`). Those that
 need more memory than a device has, both by arithmetic; the rest are ranked by predicted speed, and the best few are compiled
 where a compiler is given: what it refuses is dropped too, and what it says takes the estimate's place.
 
-What waits in the host's memory is proposed only where nothing fits without: the time of such transfers is not predicted.
+What waits in the host's memory may take as much of it, for each device, as the device has itself: every host that such chips
+are sold with has that.
 """
 
 from collections import Counter
@@ -79,15 +80,14 @@ def search(
     dropped = Counter(layouts.dropped)
     considered = len(sized) + dropped.total()
     limit = round(topology.chip.hbm_bytes * (1 - MARGIN))
-    fitting = [(laid, memory) for laid, memory in sized if memory.total <= limit]
+    near = [(laid, memory) for laid, memory in sized if memory.host <= topology.chip.hbm_bytes]
+    fitting = [(laid, memory) for laid, memory in near if memory.total <= limit]
     if not fitting:
-        raise ConfigError(_too_large(sized, topology, limit))
-    dropped["needs more memory than a device has"] += len(sized) - len(fitting)
-    least = min(_offloaded(laid) for laid, _ in fitting)
-    needed = [(laid, memory) for laid, memory in fitting if _offloaded(laid) == least]
-    dropped["has more in the host's memory than it must"] += len(fitting) - len(needed)
-    ranked = [Candidate(laid, memory, predict(laid, topology)) for laid, memory in needed]
-    ranked.sort(key=lambda candidate: (-candidate.prediction.tokens_per_second_per_device, candidate.memory.total))
+        raise ConfigError(_too_large(near or sized, topology, limit))
+    dropped["needs more of the host's memory than there may be"] += len(sized) - len(near)
+    dropped["needs more memory than a device has"] += len(near) - len(fitting)
+    ranked = [Candidate(laid, memory, predict(laid, topology)) for laid, memory in fitting]
+    ranked.sort(key=_rank)
     if compiler is not None and compile_best:
         ranked = list(_accepted(ranked, topology, compile_best, compiler, dropped))
     return Found(tuple(ranked[:keep]), considered, +dropped)
@@ -111,6 +111,11 @@ def _accepted(
             yield replace(candidate, memory=split_compiled(compiled, candidate.memory), compiled=compiled)
         else:
             dropped["refused by the compiler"] += 1
+
+
+def _rank(candidate: Candidate) -> tuple[float, int, int]:
+    """By predicted speed; where that is the same, what has less in the host's memory comes first, then what needs less memory."""
+    return -candidate.prediction.tokens_per_second_per_device, _offloaded(candidate.config), candidate.memory.total
 
 
 def _offloaded(config: RunConfig) -> int:
