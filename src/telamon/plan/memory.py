@@ -5,12 +5,12 @@ What is stored (weights, moments, batch) is exact. What a step makes is a peak o
 1. the loss: all saved activations, and what a chunk of logits and the head's gradient need;
 2. each stack of layers, last to first: activations still needed, gradients made so far, and a block's working set;
 3. the embedding: all gradients, and the table's gradient before the devices share it out;
-4. the update: all gradients, once more where they are clipped, and moments that were in the host's memory.
+4. the update: all gradients, once more where they are clipped, and what comes from the host's memory.
 
-To that come the parts of memory that an allocator cannot use. With microbatches the sum of their gradients stands beside all of it. A block's and the loss's own needs are read from their
-jaxprs (see `plan.working_set`). On TPUs and GPUs attention is taken to be a kernel that keeps no scores in memory, unless
-`train.attention=chunked` says otherwise; and all layers' weights are there in the type of activations too, for the compiler casts
-them once, before its loop over layers.
+With microbatches the sum of their gradients stands beside the first three. A block's and the loss's own needs are read from
+their jaxprs (see `plan.working_set`). Of TPUs and GPUs that are known, three things are taken to hold: attention is a kernel
+that keeps no scores in memory, unless `train.attention=chunked` says otherwise; all layers' weights are there in the type of
+activations too, for the compiler casts them once, before its loop over layers; and the allocator cannot use every byte.
 """
 
 import functools
@@ -319,11 +319,12 @@ class _Step:
             phases[layers[number]] = kept + cast + head + made + working + self._prefetched(number)
         tables = max((self.layout.whole(self.weights[name]) for name in _LOOKED_UP if name in self.weights), default=0)
         phases["embedding"] = self.gradients + (tables if self.layout.totals["fsdp"] > 1 or self.spec.tie_embeddings else 0)
+        if self.config.train.accumulate > 1:
+            phases = {name: size + self.gradients for name, size in phases.items()}
         settings = self.config.optimizer
-        phases["update"] = self.gradients * (1 if settings.clip_norm is None else 2) + (self.moments if settings.offload else 0)
-        more = self.gradients if self.config.train.accumulate > 1 else 0
+        phases["update"] = self.gradients * (1 if settings.clip_norm is None else 2) + (self._fetched() if settings.offload else 0)
         lost = _LOST if self.layout.kernels else 0.0
-        return {name: round((size + more) * (1 + lost)) for name, size in phases.items()}
+        return {name: round(size * (1 + lost)) for name, size in phases.items()}
 
     def _loss(self) -> int:
         how, rows = self.config.train, self.layout.rows
@@ -333,6 +334,10 @@ class _Step:
         fixed = {"dtype": how.compute_dtype, "z_loss": how.z_loss, "adds_in_place": self.layout.kernels}
         moments = loss_working(self.spec.d_model, **fixed, **head)
         return most(moments, rows * columns) + self.stream
+
+    def _fetched(self) -> int:
+        """Moments on the device while it updates: one weight's coming and one's going; where the host's memory is its own, all."""
+        return min(self.moments, 4 * max(self.sizes.values())) if self.layout.kernels else self.moments
 
     def _prefetched(self, number: int) -> int:
         """The next layer's weights, gathered in the type of activations while a layer is at work."""
@@ -348,7 +353,7 @@ def _advice(config: RunConfig, layout: _Layout, worst: str) -> dict[str, str]:
     how, settings = config.train, config.optimizer
     more = f"a larger mesh.fsdp (now {layout.totals['fsdp']}) or mesh.tensor (now {layout.totals['tensor']})"
     fewer = f"train.accumulate={2 * how.accumulate}" if layout.rows > 1 else f"mesh.tensor={2 * layout.totals['tensor']}"
-    waiting = "optimizer.offload=false: all moments come back for the update" if settings.offload else fewer
+    waiting = "optimizer.offload=false, for moments come back for the update" if settings.offload else fewer
     moments = "optimizer.kind=muon, which keeps one moment of a matrix instead of two" if settings.kind == "adamw" else more
     return {
         "weights": more,
