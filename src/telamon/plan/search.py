@@ -137,8 +137,7 @@ def _too_large(sized: Sequence[tuple[RunConfig, Memory]], topology: Topology, li
 def _ways_out(laid: RunConfig, memory: Memory, topology: Topology, limit: int) -> Iterator[str]:
     """What a search has not tried."""
     how, settings = laid.train, laid.optimizer
-    lasting = (memory.weights + memory.optimizer + memory.gradients) * topology.device_count
-    yield f"more devices, at least {-(-lasting // limit)}" if lasting > limit * topology.device_count else "more devices"
+    yield f"more devices, about {-(-memory.total * topology.device_count // limit)}"
     if settings.kind == "adamw":
         yield "optimizer.kind=muon, which keeps one moment of a matrix instead of two"
     if memory.activations + memory.temporaries > memory.total // 2:
