@@ -3,14 +3,14 @@ import numpy as np
 import pytest
 import reference_numpy
 
-from telamon.layers.rope import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling, rotate, yarn_growth
+from telamon.layers.rope import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling, rotate, rotation, yarn_growth
 
 
 def _rotated(x: np.ndarray, positions: list[int], *, theta: float, dtype=jnp.float32) -> np.ndarray:
     """x [T, H] of one head at these positions."""
     frequencies = RopeConfig(theta=theta).inverse_frequencies(x.shape[-1])
     rows = jnp.asarray(x, dtype)[None, :, None, :]
-    out = rotate(rows, positions=jnp.asarray([positions], jnp.int32), inverse_frequencies=frequencies)
+    out = rotate(rows, rotation(jnp.asarray([positions], jnp.int32), frequencies))
     assert out.dtype == dtype
     return np.asarray(out.astype(jnp.float32))[0, :, 0]
 
@@ -95,6 +95,6 @@ def test_yarn_sharpens_by_its_growth():
 def test_an_amplitude_multiplies_what_is_rotated():
     x = np.random.default_rng(0).standard_normal((1, 3, 2, 8)).astype(np.float32)
     positions, frequencies = jnp.arange(3)[None], _frequencies(8, 1e4)
-    plain = rotate(jnp.asarray(x), positions=positions, inverse_frequencies=frequencies)
-    sharp = rotate(jnp.asarray(x), positions=positions, inverse_frequencies=frequencies, amplitude=1.25)
+    plain = rotate(jnp.asarray(x), rotation(positions, frequencies))
+    sharp = rotate(jnp.asarray(x), rotation(positions, frequencies, amplitude=1.25))
     np.testing.assert_allclose(sharp, 1.25 * plain, rtol=1e-5, atol=1e-6)

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from telamon.kernels.cross_entropy import CrossEntropy
+from telamon.parallel.local import scatter_sum
 from telamon.parallel.rules import ACTIVATION_RULES, WEIGHT_RULES
 from telamon.parallel.target import Target
 
@@ -166,9 +167,7 @@ def _backward(axes: _Axes, residuals, d_nll):
         d_x_MD, d_w_DV = _kernels().backward(d_M, log_z_M, x_MD, _own(axes, y_M, w_DV), w_DV)
         d_x_BTD = jax.lax.psum(d_x_MD.astype(x_MD.dtype).reshape(x_BTD.shape), axes.vocab)
         d_w_DV = jax.lax.psum(d_w_DV, tuple(name for name in axes.tokens if name not in scatter))
-        if scatter:
-            d_w_DV = jax.lax.psum_scatter(d_w_DV, scatter, scatter_dimension=0, tiled=True)
-        return d_x_BTD, jax.lax.optimization_barrier(d_w_DV)  # as in `telamon.parallel.local`: the whole sum is not kept
+        return d_x_BTD, scatter_sum(d_w_DV, scatter, dim=0) if scatter else d_w_DV
 
     run_local = axes.each(
         local, ("hidden", "head", "rows", "rows", "rows"), (axes.hidden, PartitionSpec(scatter or None, axes.vocab or None))

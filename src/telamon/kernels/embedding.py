@@ -5,7 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from telamon.parallel.local import own_rows
+from telamon.parallel import local
+from telamon.parallel.local import block_size, own_rows
 
 TABLE_AXES = ("vocab", "embed")
 """Logical axes of a table of embeddings."""
@@ -16,7 +17,7 @@ def look_up(table: jax.Array, ids: jax.Array, dtype: str) -> jax.Array:
     """Rows of a float32 table [V, D] for ids [B, T], as `dtype`: [B, T, D].
 
     The table's gradient is summed in float32, whatever the type of activations: common tokens add up thousands of terms. On a
-    mesh each device sums over its own rows, and one reduction leaves it the part of the table that it owns.
+    mesh each device sums over its own rows, a block of the table at a time, and a reduction leaves it the part of the block that it owns.
     """
     return _forward(table, ids, dtype)[0]
 
@@ -40,15 +41,22 @@ def _backward(dtype: str, residuals, d_rows: jax.Array):
     if shared is None:
         return _sum_of_rows(table.shape, ids, d_rows), None
     owned = shared.weight(TABLE_AXES, table.shape)
+    V, D = table.shape
+    size = block_size(V, D * 4, most=local.BLOCK_BYTES) if shared.alone and owned[0] is None else V
 
     def own(ids, d_rows):
-        return shared.scattered(_sum_of_rows(table.shape, ids, d_rows), owned)
+        def block(start):
+            there = (ids >= start) & (ids < start + size)
+            return shared.scattered(_sum_of_rows((size, D), jnp.where(there, ids - start, size), d_rows), owned)
+
+        return block(0) if size == V else jax.lax.map(block, jnp.arange(0, V, size)).reshape(V, -1)
 
     return shared.call(own, (ids, d_rows), ins=(shared.rows, shared.rows), outs=owned), None
 
 
 def _sum_of_rows(shape: tuple[int, ...], ids: jax.Array, d_rows: jax.Array) -> jax.Array:
-    return jnp.zeros(shape, jnp.float32).at[ids].add(d_rows.astype(jnp.float32))
+    """Rows added up by id; an id behind the last counts for nothing."""
+    return jnp.zeros(shape, jnp.float32).at[ids].add(d_rows.astype(jnp.float32), mode="drop")
 
 
 look_up.defvjp(_forward, _backward)

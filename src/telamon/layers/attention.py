@@ -15,7 +15,7 @@ from telamon.layers.linear import from_heads, to_heads
 from telamon.layers.norm import NormConfig
 from telamon.layers.param import matrix, vector
 from telamon.layers.parts import Aux, Context, LayerCache, MixerConfig, register
-from telamon.layers.rope import RopeConfig, rotate
+from telamon.layers.rope import RopeConfig, Rotation, rotate, rotation
 from telamon.parallel.rules import constrain
 
 
@@ -63,6 +63,18 @@ class AttentionConfig(MixerConfig):
         shape = (batch, self.n_kv_heads, length, self.head_dim)
         return {"k": shape, "v": shape}
 
+    def prepare(self, ctx: Context) -> dict[str, Rotation]:
+        """The rotation of every position: its sines are dear, and the same in all layers."""
+        if self.rope is None:
+            return {}
+        frequencies = self.rope.inverse_frequencies(self.head_dim)
+        return {self.rotation_name: rotation(ctx.positions, frequencies, amplitude=self.rope.amplitude)}
+
+    @property
+    def rotation_name(self) -> str:
+        """What a rotation depends on."""
+        return f"rotation of {self.head_dim} by {self.rope!r}"
+
     def build(self, *, d_model: int, n_layers: int, rngs: nnx.Rngs) -> "Attention":
         """See `MixerConfig`."""
         return Attention(self, d_model=d_model, n_layers=n_layers, rngs=rngs)
@@ -94,8 +106,8 @@ class Attention(nnx.Module):
         config = self.config
         q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)
         if config.rope is not None:
-            angles = {"inverse_frequencies": config.rope.inverse_frequencies(config.head_dim), "amplitude": config.rope.amplitude}
-            q_BTNH, k_BTKH = (rotate(x, positions=ctx.positions, **angles) for x in (q_BTNH, k_BTKH))
+            by = ctx.shared_by(config)[config.rotation_name]
+            q_BTNH, k_BTKH = rotate(q_BTNH, by), rotate(k_BTKH, by)
         k, v = k_BTKH, v_BTKH
         if cache is not None:
             assert ctx.write_index is not None, "a cache needs the slot to write"

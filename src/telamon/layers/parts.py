@@ -9,7 +9,8 @@ A family file or a user's module adds its own::
 """
 
 import abc
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import jax
@@ -46,6 +47,18 @@ class Context:
     """First cache slot that this call writes; None without a cache."""
     attention: str = field(default="auto", metadata={"static": True})
     """Path of attention (see `telamon.kernels.attention`)."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """What mixers made of all this once for every layer (see `MixerConfig.prepare`)."""
+
+    def prepared(self, mixers: Iterable["MixerConfig"]) -> "Context":
+        """With what these mixers share."""
+        shared = {name: value for mixer in mixers for name, value in mixer.prepare(self).items()}
+        # Finished here: the compiler would otherwise be free to make it again in each layer.
+        return replace(self, shared=jax.lax.optimization_barrier(shared))
+
+    def shared_by(self, mixer: "MixerConfig") -> dict[str, Any]:
+        """What a mixer shares with others like it; made here for a layer that is run by itself."""
+        return self.shared or mixer.prepare(self)
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,13 @@ class MixerConfig(PartConfig):
     @abc.abstractmethod
     def cache_shapes(self, *, batch: int, length: int) -> dict[str, tuple[int, ...]]:
         """Shapes of the arrays the mixer keeps between calls, for `length` positions."""
+
+    def prepare(self, ctx: Context) -> dict[str, Any]:
+        """Arrays that all layers with these settings read, made once a call and not once a layer.
+
+        Each has a name that says all that it depends on beside the context, since mixers with the same name share it.
+        """
+        return {}
 
     @property
     def attention_width(self) -> int:

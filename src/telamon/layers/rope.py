@@ -5,7 +5,7 @@ from the config: none depends on a model's name.
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -123,13 +123,22 @@ class RopeConfig(Section):
         return 1.0 if self.scaling is None else self.scaling.amplitude
 
 
-def rotate(x: jax.Array, *, positions: jax.Array, inverse_frequencies: np.ndarray | jax.Array, amplitude: float = 1.0) -> jax.Array:
-    """Rotate the pairs (x[i], x[i + H/2]) of x [B, T, N, H] by position [B, T] times frequency [H/2].
+class Rotation(NamedTuple):
+    """Cosines and sines of every pair's angle at every position, [B, T, H/2] float32, times the amplitude."""
 
-    Angles and products are float32 whatever the type of x: in bfloat16 position 257 would round to 256.
-    """
+    cos: jax.Array
+    sin: jax.Array
+
+
+def rotation(positions: jax.Array, inverse_frequencies: np.ndarray | jax.Array, *, amplitude: float = 1.0) -> Rotation:
+    """Angles are position [B, T] times frequency [H/2], in float32: in bfloat16 position 257 would round to 256."""
     angles = positions.astype(jnp.float32)[..., None] * inverse_frequencies
-    cos, sin = amplitude * jnp.cos(angles)[:, :, None, :], amplitude * jnp.sin(angles)[:, :, None, :]
+    return Rotation(amplitude * jnp.cos(angles), amplitude * jnp.sin(angles))
+
+
+def rotate(x: jax.Array, by: Rotation) -> jax.Array:
+    """Rotate the pairs (x[i], x[i + H/2]) of x [B, T, N, H], in float32 whatever the type of x."""
+    cos, sin = by.cos[:, :, None, :], by.sin[:, :, None, :]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)

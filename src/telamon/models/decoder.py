@@ -160,6 +160,7 @@ class Decoder(nnx.Module):
             key_positions = jax.lax.dynamic_update_slice_in_dim(cache.positions, positions, index, axis=1)
             key_segments = jax.lax.dynamic_update_slice_in_dim(cache.segments, segments, index, axis=1)
         ctx = Context(tokens, positions, segments, key_positions, key_segments, index, self.numerics.attention)
+        ctx = ctx.prepared(block.mixer for stack in self.spec.stacks for block in stack.pattern)
         stream = self.embed(tokens, positions)
         aux: Aux = {}
         layers = []

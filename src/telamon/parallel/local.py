@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from telamon.parallel.rules import ACTIVATION_RULES, extent, weight_partition
+
+BLOCK_BYTES = 2**29
+"""Of a gradient that is summed over devices at one time. Those of whole tables and heads of today take 2 to 8 GB."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,12 @@ class OwnRows:
         """`function` of each device's shares of `arguments`, inside which `gathered` and `scattered` may be used."""
         mapped = jax.shard_map(function, in_specs=tuple(ins), out_specs=outs, axis_names=set(self.axes), check_vma=False)
         return mapped(*arguments)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other axis of the mesh splits anything, so that arrays in here are whole but for their rows."""
+        mesh = jax.sharding.get_abstract_mesh()
+        return extent(mesh, self.axes) == mesh.size
 
     @property
     def rows(self) -> PartitionSpec:
@@ -45,15 +55,12 @@ class OwnRows:
         return x
 
     def scattered(self, x: jax.Array, partition: PartitionSpec) -> jax.Array:
-        """The sum of a whole array over all devices, of which each gets the part that it owns.
-
-        The part is settled here: XLA on TPU would otherwise keep the whole sum, and take the part wherever it is used.
-        """
+        """The sum of a whole array over all devices, of which each gets the part that it owns."""
         owned = {name for part in partition for name in _names(part)}
         for dim, part in enumerate(partition):
             if part is not None:
-                x = jax.lax.psum_scatter(x, part, scatter_dimension=dim, tiled=True)
-        return jax.lax.optimization_barrier(self.total(x, tuple(name for name in self.axes if name not in owned)))
+                x = scatter_sum(x, part, dim=dim, most=BLOCK_BYTES if self.alone else None)
+        return self.total(x, tuple(name for name in self.axes if name not in owned))
 
     def total(self, x: Any, axes: tuple[str, ...] | None = None) -> Any:
         """The sum over the devices along `axes` (none: all that share rows)."""
@@ -68,6 +75,31 @@ def own_rows(rows: int) -> OwnRows | None:
         return None
     axes = tuple(name for name in ACTIVATION_RULES["batch"] if mesh.shape[name] > 1)
     return OwnRows(axes) if axes and rows % extent(mesh, axes) == 0 else None
+
+
+def scatter_sum(x: jax.Array, axes: str | tuple[str, ...], *, dim: int, most: int | None = BLOCK_BYTES) -> jax.Array:
+    """The sum over devices of an array, of which each gets its part along `dim`; inside of a `shard_map`.
+
+    XLA on TPU makes such a sum whole, in memory of its own, and takes the part wherever it is used. So where the first dimension
+    is the one that is split, a large array is summed some rows of every part at a time, of at most `most` bytes together (None:
+    all at once); and the part is settled here.
+    """
+    parts = jax.lax.axis_size(axes)
+    rows = x.shape[dim] // parts
+    size = rows if most is None or dim else block_size(rows, x.size // rows * x.dtype.itemsize, most=most)
+    if size == rows:
+        return jax.lax.optimization_barrier(jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True))
+    by_part = x.reshape(parts, rows, *x.shape[1:])
+
+    def block(start: jax.Array) -> jax.Array:
+        return jax.lax.psum_scatter(jax.lax.dynamic_slice_in_dim(by_part, start, size, axis=1), axes)
+
+    return jax.lax.map(block, jnp.arange(0, rows, size)).reshape(rows, *x.shape[1:])
+
+
+def block_size(count: int, each: int, *, most: int) -> int:
+    """The most of `count` things of `each` bytes that divide it evenly and take at most `most` bytes; at least 1."""
+    return max((count // n for n in range(1, count + 1) if count % n == 0 and count // n * each <= most), default=1)
 
 
 def _names(part: Any) -> tuple[str, ...]:
