@@ -143,8 +143,10 @@ def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
     check_devices(config, len(devices or jax.devices()))
     mesh = build_mesh(config.mesh, devices=devices)
     model = Model(config.model.spec(), numerics(config))
-    check_flags(config, mesh.devices.flat[0])
-    _check_host_memory(config, mesh)
+    # One of this process's devices: another's can neither be compiled for nor asked. Of devices that are not there, any.
+    device = next((device for device in mesh.devices.flat if device.process_index == jax.process_index()), mesh.devices.flat[0])
+    check_flags(config, device)
+    _check_host_memory(config, device)
     check_sharded(mesh, shapes=sharded_shapes(model, mesh), limit=config.mesh.replicated_limit)
     return Job(config, mesh, model, build_optimizer(config, model), language_model_loss(config.train))
 
@@ -155,14 +157,14 @@ def numerics(config: RunConfig) -> Numerics:
     return Numerics(dtype=how.compute_dtype, remat=how.remat, attention=how.attention)
 
 
-def _check_host_memory(config: RunConfig, mesh: Mesh) -> None:
-    """Raise ConfigError where something is to wait in the host's memory, and the devices cannot reach it."""
+def _check_host_memory(config: RunConfig, device: Any) -> None:
+    """Raise ConfigError where something is to wait in the host's memory, and devices like `device` cannot reach it."""
     asked = {"optimizer.offload=true": config.optimizer.offload, "train.remat=offload": config.train.remat == "offload"}
-    kinds = {memory.kind for device in mesh.devices.flat for memory in device.addressable_memories()}
+    kinds = {memory.kind for memory in device.addressable_memories()}
     if kinds and HOST not in kinds and any(asked.values()):  # a GPU that only a compiler knows does not say
         setting = next(setting for setting, wanted in asked.items() if wanted)
         raise ConfigError(
-            f"{setting} needs devices that read the host's memory ({HOST}); {mesh.devices.flat[0].device_kind} has {', '.join(sorted(kinds))}; "
+            f"{setting} needs devices that read the host's memory ({HOST}); {device.device_kind} has {', '.join(sorted(kinds))}; "
             "leave it out"
         )
 
