@@ -43,12 +43,12 @@ def interpreted(v5e: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def _arrays() -> tuple[jax.Array, ...]:
+def _arrays(columns: int = V) -> tuple[jax.Array, ...]:
     """Hidden states, head, targets, and a mask that leaves out a row and parts of others."""
     rng = np.random.default_rng(0)
-    hidden, head = (jnp.asarray(0.3 * rng.standard_normal(shape), jnp.float32) for shape in ((B, T, D), (D, V)))
+    hidden, head = (jnp.asarray(0.3 * rng.standard_normal(shape), jnp.float32) for shape in ((B, T, D), (D, columns)))
     mask = np.arange(T)[None] < np.array([[T], [0], [7], [31]])
-    return hidden, head, jnp.asarray(rng.integers(0, V, (B, T)), jnp.int32), jnp.asarray(mask, jnp.float32)
+    return hidden, head, jnp.asarray(rng.integers(0, columns, (B, T)), jnp.int32), jnp.asarray(mask, jnp.float32)
 
 
 def _results(loss: Any, *arrays: jax.Array) -> tuple[Any, ...]:
@@ -74,8 +74,12 @@ def _compare(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> None:
         np.testing.assert_allclose(x, y, atol=2e-5)
 
 
-def test_sums_and_gradients_equal_those_of_whole_logits(interpreted: None):
-    arrays = _arrays()
+@pytest.mark.parametrize("columns", [300, 384])
+def test_sums_and_gradients_equal_those_of_whole_logits(columns: int, interpreted: None, monkeypatch: pytest.MonkeyPatch):
+    """Of a head in one block, and of one in three."""
+    monkeypatch.setattr(cross_entropy_tpu, "_BLOCK_BYTES", 4 * D * 128 if columns == 384 else 2**29)
+    assert cross_entropy_tpu._columns(D, columns) == (128 if columns == 384 else 300)
+    arrays = _arrays(columns)
     _compare(_results(cross_entropy_tpu.run, *arrays), _results(reference_cross_entropy, *arrays))
 
 

@@ -4,8 +4,9 @@ It gives each token's loss and log-normaliser, and from the latter makes the log
 size of the head where `cross_entropy` needs 6, and none of its traffic of logits. It cannot count which tokens were most
 likely, so the sums have no `correct`.
 
-Devices that split the vocabulary run it on their columns: log-normalisers are joined between the passes, and the backward
-pass, given the joined ones, yields each device's share of the gradient.
+It runs on blocks of columns, one after the other, and on devices that split the vocabulary on their own: log-normalisers are
+joined between the passes, and the backward pass, given the joined ones, yields each block's share of the gradient. So neither
+the head nor its gradient is ever whole on a device.
 """
 
 import functools
@@ -25,6 +26,10 @@ from telamon.parallel.rules import ACTIVATION_RULES, WEIGHT_RULES
 from telamon.parallel.target import Target
 
 _MODULE = "tokamax._src.ops.linear_softmax_cross_entropy_loss.pallas_mosaic_tpu_kernel"
+
+_BLOCK_BYTES = 2**29
+"""Of the gradient of a block of the head's columns, in float32. A whole head's takes 2 to 8 GB today, and is needed at the moment when all
+saved activations are there."""
 
 _ROOM = 40 << 20
 """Bytes of fast memory that blocks may take: enough for 1024 tokens by 1024 columns or more on any TPU. Larger blocks save
@@ -115,12 +120,11 @@ class _Axes(NamedTuple):
         """Devices along axes."""
         return math.prod(dict(self.sizes)[name] for name in names)
 
-    def each(self, local: Callable[..., Any], inputs: tuple[str, ...], outputs: tuple[PartitionSpec, ...]) -> Callable[..., Any]:
-        """`local` on each device's share; without a mesh of several, as it is. Inputs by name: hidden, head, rows, whole."""
+    def each(self, local: Callable[..., Any], ins: tuple[PartitionSpec, ...], outs: tuple[PartitionSpec, ...]) -> Callable[..., Any]:
+        """`local` on each device's share; without a mesh of several, as it is."""
         if self.extent(tuple(name for name, _ in self.sizes)) == 1:
             return local
-        specs = {"hidden": self.hidden, "head": PartitionSpec(None, self.vocab or None), "rows": self.rows}
-        return jax.shard_map(local, in_specs=tuple(specs[name] for name in inputs), out_specs=outputs, check_vma=False)
+        return jax.shard_map(local, in_specs=ins, out_specs=outs, check_vma=False)
 
     @property
     def rows(self) -> PartitionSpec:
@@ -140,11 +144,20 @@ def _summed(axes: _Axes, hidden, head, targets, mask):
 
 def _forward(axes: _Axes, hidden, head, targets, mask):
     """The sum over tokens, and for the gradient each token's log-normaliser [B, T]."""
+    rows = _HeadRows.of(axes, head)
 
     def local(x_BTD, w_DV, y_BT, mask_BT):
-        loss_M, log_z_M = _kernels().forward(x_BTD.reshape(-1, x_BTD.shape[-1]), _own(axes, y_BT.reshape(-1), w_DV), w_DV)
-        # A device that has not the target gives the log-normaliser as the loss: as if the target's logit were 0.
-        target_M = log_z_M - loss_M
+        x_MD, y_M = x_BTD.reshape(-1, x_BTD.shape[-1]), _own(axes, y_BT.reshape(-1), w_DV)
+
+        def join(joined, start):
+            log_z_M, target_M = joined
+            block_DV = rows.gathered(w_DV, start)
+            loss_M, block_log_z_M = _kernels().forward(x_MD, _within(y_M, start, block_DV.shape[1]), block_DV)
+            # A block that has not the target gives the log-normaliser as the loss: as if the target's logit were 0.
+            return (jnp.logaddexp(log_z_M, block_log_z_M), target_M + block_log_z_M - loss_M), None
+
+        nothing = jnp.full(y_M.shape, -jnp.inf), jnp.zeros(y_M.shape)
+        (log_z_M, target_M), _ = jax.lax.scan(join, nothing, rows.starts)
         if axes.vocab:
             top_M = jax.lax.pmax(log_z_M, axes.vocab)
             log_z_M = top_M + jnp.log(jax.lax.psum(jnp.exp(log_z_M - top_M), axes.vocab))
@@ -152,28 +165,77 @@ def _forward(axes: _Axes, hidden, head, targets, mask):
         nll = jnp.sum(mask_BT.reshape(-1) * (log_z_M - target_M))
         return jax.lax.psum(nll, axes.tokens), log_z_M.reshape(y_BT.shape)
 
-    run_local = axes.each(local, ("hidden", "head", "rows", "rows"), (PartitionSpec(), axes.rows))
+    run_local = axes.each(local, (axes.hidden, rows.partition, axes.rows, axes.rows), (PartitionSpec(), axes.rows))
     nll, log_z = run_local(hidden, head.astype(hidden.dtype), targets, mask)
     return nll, (hidden, head, targets, mask, log_z)
 
 
 def _backward(axes: _Axes, residuals, d_nll):
     hidden, head, targets, mask, log_z = residuals
-    # Summed over tokens, the head's gradient goes back to where its rows are kept, in shares if these divide it.
-    scatter = axes.embed if head.shape[0] % axes.extent(axes.embed) == 0 and set(axes.embed) <= set(axes.tokens) else ()
+    rows = _HeadRows.of(axes, head)
 
     def local(x_BTD, w_DV, y_BT, d_BT, log_z_BT):
         x_MD, y_M, d_M, log_z_M = (x.reshape(-1, *x.shape[2:]) for x in (x_BTD, y_BT, d_BT, log_z_BT))
-        d_x_MD, d_w_DV = _kernels().backward(d_M, log_z_M, x_MD, _own(axes, y_M, w_DV), w_DV)
-        d_x_BTD = jax.lax.psum(d_x_MD.astype(x_MD.dtype).reshape(x_BTD.shape), axes.vocab)
-        d_w_DV = jax.lax.psum(d_w_DV, tuple(name for name in axes.tokens if name not in scatter))
-        return d_x_BTD, scatter_sum(d_w_DV, scatter, dim=0) if scatter else d_w_DV
+        y_M = _own(axes, y_M, w_DV)
 
-    run_local = axes.each(
-        local, ("hidden", "head", "rows", "rows", "rows"), (axes.hidden, PartitionSpec(scatter or None, axes.vocab or None))
-    )
+        def add(d_x_MD, start):
+            block_DV = rows.gathered(w_DV, start)
+            columns_M = _within(y_M, start, block_DV.shape[1])
+            more_MD, d_block_DV = _kernels().backward(d_M, log_z_M, x_MD, columns_M, block_DV)
+            return d_x_MD + more_MD, rows.summed(d_block_DV)
+
+        d_x_MD, d_blocks = jax.lax.scan(add, jnp.zeros(x_MD.shape, jnp.float32), rows.starts)
+        d_w_DV = jnp.moveaxis(d_blocks, 0, 1).reshape(w_DV.shape)
+        return jax.lax.psum(d_x_MD.astype(x_MD.dtype).reshape(x_BTD.shape), axes.vocab), d_w_DV
+
+    ins = (axes.hidden, rows.partition, axes.rows, axes.rows, axes.rows)
+    run_local = axes.each(local, ins, (axes.hidden, rows.partition))
     d_hidden, d_head = run_local(hidden, head.astype(hidden.dtype), targets, mask * d_nll, log_z)
     return d_hidden, d_head.astype(head.dtype), None, None
+
+
+class _HeadRows(NamedTuple):
+    """How a device has the head [D, V]: its own rows, of which all devices make a block of columns whole when it is needed."""
+
+    axes: _Axes
+    split: tuple[str, ...]
+    """Mesh axes that split the rows; none where rows do not divide, or these axes do not also split tokens."""
+    starts: jax.Array
+    """First column of each block."""
+    size: int
+    """Columns of a block."""
+
+    @classmethod
+    def of(cls, axes: _Axes, head: jax.Array) -> "_HeadRows":
+        D, V = head.shape[0], head.shape[1] // axes.extent(axes.vocab)
+        split = axes.embed if D % axes.extent(axes.embed) == 0 and set(axes.embed) <= set(axes.tokens) else ()
+        size = _columns(D, V)
+        return cls(axes, split, jnp.arange(0, V, size), size)
+
+    @property
+    def partition(self) -> PartitionSpec:
+        return PartitionSpec(self.split or None, self.axes.vocab or None)
+
+    def gathered(self, w_DV: jax.Array, start: jax.Array) -> jax.Array:
+        """A block of columns, with the rows of all devices."""
+        block_DV = jax.lax.dynamic_slice_in_dim(w_DV, start, self.size, axis=1)
+        return jax.lax.all_gather(block_DV, self.split, axis=0, tiled=True) if self.split else block_DV
+
+    def summed(self, d_block_DV: jax.Array) -> jax.Array:
+        """A block's gradient summed over tokens, of which each device gets its rows."""
+        d_block_DV = jax.lax.psum(d_block_DV, tuple(name for name in self.axes.tokens if name not in self.split))
+        return scatter_sum(d_block_DV, self.split, dim=0) if self.split else d_block_DV
+
+
+def _columns(D: int, V: int) -> int:
+    """Columns of a block of the head: the most in whole lanes that divide V and whose gradient stays within `_BLOCK_BYTES`; V if none do."""
+    fitting = [size for size in range(128, V, 128) if V % size == 0 and 4 * D * size <= _BLOCK_BYTES]
+    return V if 4 * D * V <= _BLOCK_BYTES else max(fitting, default=V)
+
+
+def _within(columns: jax.Array, start: jax.Array, size: int) -> jax.Array:
+    """Columns counted from a block's first; -1 for those of other blocks."""
+    return jnp.where((columns >= start) & (columns < start + size), columns - start, -1)
 
 
 _summed.defvjp(_forward, _backward)
