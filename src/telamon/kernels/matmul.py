@@ -12,6 +12,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from telamon.parallel.target import target
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x: jax.Array, w: jax.Array, summed: int = 1) -> jax.Array:
@@ -45,6 +47,11 @@ def settled(x: jax.Array) -> jax.Array:
     Folded, it would make the product's result column-major, which the fast library does not write.
     """
     return jax.lax.platform_dependent(x, cpu=jax.lax.optimization_barrier, default=lambda x: x)
+
+
+def narrow(x: jax.Array) -> jax.Array:
+    """x as it is, in memory in its own type: XLA on TPU would write a product's result in the wider type of what reads it, at twice the size."""
+    return jax.lax.optimization_barrier(x) if target().platform == "tpu" else x
 
 
 def weight_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:

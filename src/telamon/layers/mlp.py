@@ -9,6 +9,7 @@ from flax import nnx
 from pydantic import Field
 
 from telamon.config.schema import Positive
+from telamon.kernels.matmul import narrow
 from telamon.layers.linear import dense
 from telamon.layers.param import matrix, vector
 from telamon.layers.parts import Aux, Context, FfnConfig, register
@@ -36,7 +37,7 @@ def _gated_forward(activation: str, gate: jax.Array, up: jax.Array) -> tuple[jax
 def _gated_backward(activation: str, inputs: tuple[jax.Array, jax.Array], d_hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
     gate, up = (x.astype(jnp.float32) for x in inputs)
     _, pullback = jax.vjp(lambda gate, up: _ACTIVATIONS[activation](gate) * up, gate, up)
-    d_gate, d_up = pullback(d_hidden.astype(jnp.float32))
+    d_gate, d_up = pullback(narrow(d_hidden).astype(jnp.float32))
     return d_gate.astype(inputs[0].dtype), d_up.astype(inputs[1].dtype)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from telamon.config.schema import Section
+from telamon.kernels.matmul import narrow
 
 Above0 = Annotated[float, Field(gt=0)]
 
@@ -139,6 +140,6 @@ def rotation(positions: jax.Array, inverse_frequencies: np.ndarray | jax.Array, 
 def rotate(x: jax.Array, by: Rotation) -> jax.Array:
     """Rotate the pairs (x[i], x[i + H/2]) of x [B, T, N, H], in float32 whatever the type of x."""
     cos, sin = by.cos[:, :, None, :], by.sin[:, :, None, :]
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    first, second = jnp.split(narrow(x).astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(x.dtype)
