@@ -1,6 +1,7 @@
 """`telamon plan`: what it says of machines that are not here, and of this one."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
@@ -59,6 +60,8 @@ def test_a_search_writes_a_run_that_training_takes(telamon, tmp_path):
         (("--on", "here", "--search", "best.yml"), ("--search", "machine")),
         (("--on", "v5e:2x4", "--search", "best.yml", "--save", "step.bin"), ("--save", "telamon plan best.yml")),
         (("--on", "v5e:2x4", "--estimate", "--search", "best"), ("best", ".yml")),
+        (("--on", "v5e:2x4", "--quick", "--save", "step.bin"), ("--quick", "--save", "code")),
+        (("--on", "v5e:2x4", "--quick", "--estimate"), ("--quick", "--estimate")),
         (("--on", "here", "--estimate"), ("--estimate", "machine by name")),
         (("--on", "v5e:2x4", "--estimate", "train.batch_size=9"), ("train.batch_size=9", "8 devices")),
     ],
@@ -80,6 +83,15 @@ def test_a_plan_for_this_machine_keeps_the_step_that_training_then_takes(telamon
     trained = telamon("train", *quick, "--compiled", "step.bin")
     assert trained.code == 0, trained.err
     assert "step.bin" in trained.out
+
+
+def test_a_quick_plan_says_that_code_was_not_generated(telamon):
+    if find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed")
+    answer = telamon("plan", *RUN, "--on", "v5e:2x2", "--quick", "--only", "train")
+    assert answer.code == 0, answer.err
+    for word in ("code was not generated", "of the compiled program", "all-gather"):
+        assert word in " ".join(answer.out.split()), word
 
 
 def test_a_compilation_that_takes_too_long_is_stopped(telamon):

@@ -3,6 +3,7 @@
 The model: V 64, D 32, 2 layers of 4 query and 2 key-value heads of 8, F 48. Rows of 16 tokens, two a device.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -95,6 +96,17 @@ def test_a_step_that_fits_says_what_it_needs(compiled):
     assert compiled.seconds > 0 and 10**8 < compiled.host_peak_bytes < 4 * 10**9
     assert compiled.attention[0] == "attention: chunked" and "jax" in compiled.versions
     assert Compiled.from_json(json.loads(json.dumps(compiled.to_json()))) == compiled
+
+
+@pytest.mark.xdist_group("aot")
+def test_stopped_before_code_is_made_a_compilation_says_the_same_but_for_the_code(on_tpu):
+    quick, whole = (
+        dataclasses.asdict(step) for step in (compile_program(_RUN, parse_topology("v5e:2x2"), quick=True, progress=False), on_tpu.step)
+    )
+    assert quick["quick"] and not whole["quick"]
+    assert quick["code_bytes"] == 0 and whole["peak_bytes"] - quick["peak_bytes"] == whole["code_bytes"]
+    differ = ("quick", "code_bytes", "peak_bytes", "seconds", "host_peak_bytes")
+    assert {key: quick[key] for key in quick if key not in differ} == {key: whole[key] for key in whole if key not in differ}
 
 
 @pytest.mark.xdist_group("aot")

@@ -25,6 +25,10 @@ def plan(
         typer.Option(metavar="ROWSxLENGTH", help="The batch to decode, such as 32x8192; none: a row a device, as long as train.seq_len."),
     ] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Arithmetic alone, in a second; compile nothing.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Stop the compiler once memory is assigned: everything but machine code, in a fraction of the time."),
+    ] = False,
     cost: Annotated[
         float | None, typer.Option(metavar="DOLLARS", help="Price of a chip for an hour: say what the run costs.", show_default=False)
     ] = None,
@@ -55,11 +59,12 @@ def plan(
     telamon plan my.yml --on v5p:4x4x4                            # does it fit?
     telamon plan my.yml mesh.tensor=2 train.remat=dots --on h100:8x4
     telamon plan my.yml --on v6e-256 --cost 2.7                   # and its price
+    telamon plan my.yml --on v6e:4x4 --quick                      # all but machine code (TPU)
     telamon plan my.yml --on v6e:4x4 --estimate                   # no compiler, a second
     telamon plan my.yml --on v6e:4x4 --search best.yml            # which layout is the fastest?
     ```
 
-    The exit code is 0 where everything fits, and 2 where something does not. A search compiles the best three (none with --estimate).
+    The exit code is 0 where everything fits, and 2 where something does not. A search compiles the best three, as with --quick (none with --estimate).
     """
     import json
 
@@ -78,12 +83,17 @@ def plan(
         raise ConfigError("--on here compiles for the devices that are here; --estimate needs a machine by name")
     run, overrides = split_run(arguments, default=DEFAULT_RUN)
     loaded = load_run(run, overrides, imports=imports or ())
+    if quick and save is not None:
+        raise ConfigError("--quick generates no code, so there is nothing that --save could keep; leave one of them out")
+    if quick and estimate:
+        raise ConfigError("--estimate compiles nothing, --quick most of it; leave one of them out")
     if free_batch and search is None:
         raise ConfigError("--free-batch says what a search may choose; give --search FILE with it")
     request = Request(
         programs=("train", "decode") if only is None else (only,),
         compile=not estimate,
         decoding=None if decode is None else Decoding.parse(decode),
+        quick=quick,
         timeout=timeout,
         host_memory=host_memory,
         save=save,

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from telamon import errors
+from telamon.config.hardware import Chip, chip_of_kind
 from telamon.config.load import to_yaml
 from telamon.config.schema import RunConfig
+from telamon.plan.assigned import read_assigned
 from telamon.plan.child import HOST_MEMORY, run_child
 from telamon.plan.hlo import Collective
 from telamon.plan.topology import Topology, compiler_environment, require_compiler
@@ -36,7 +38,7 @@ class Compiled:
     temp_bytes: int
     """Working memory: activations, gradients, what is gathered."""
     code_bytes: int
-    """The program itself, where it is in the device's memory."""
+    """The program itself, where it is in the device's memory; 0 where none was generated (`quick`)."""
     host_bytes: int
     """What the program keeps in the host's memory, for one device."""
     peak_bytes: int
@@ -61,6 +63,8 @@ class Compiled:
     device_kind: str
     """As JAX names the devices."""
     device_count: int
+    quick: bool = False
+    """The compiler was stopped before it generated code: see `telamon.plan.assigned` for what is not known then."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -89,6 +93,7 @@ def compile_program(
     timeout: float = 1800,
     host_memory: int = HOST_MEMORY,
     save: str | Path | None = None,
+    quick: bool = False,
     progress: bool = True,
 ) -> Compiled:
     """Compile the train step of a run, as `telamon train` would, or the decode step of its model.
@@ -102,6 +107,9 @@ def compile_program(
         timeout: seconds, after which the compiler is stopped.
         host_memory: bytes on this host, beyond which it is stopped.
         save: where to write the compiled train steps, for `telamon train --compiled`.
+        quick: stop TPU's compiler once it has assigned memory, which saves most of the time. Nothing is then known of the code, nor
+            of what is refused while it is generated, such as a Pallas kernel that needs more vector memory than there is. Where the
+            compiler cannot be stopped there (GPU, CPU), and of a program that it has in its cache, all is compiled.
         progress: whether stderr gets a line that says how long it has taken so far.
 
     Raises:
@@ -112,8 +120,9 @@ def compile_program(
     if topology is not None:
         require_compiler(topology)
     assert save is None or program == "train", "only train steps are saved"
+    assert not (save and quick), "there is no code to save"
     with tempfile.TemporaryDirectory(prefix="telamon-plan-") as folder:
-        request, reply = Path(folder, "request.json"), Path(folder, "reply.json")
+        request, reply, dump = Path(folder, "request.json"), Path(folder, "reply.json"), Path(folder, "dump")
         saved_config = Path(folder, "config.yaml")
         saved_config.write_text(to_yaml(config), encoding="utf-8")
         wanted = {
@@ -123,6 +132,7 @@ def compile_program(
             "batch": batch or config.train.batch_size,
             "context": context or config.train.seq_len,
             "save": None if save is None else str(Path(save).absolute()),
+            "dump": str(dump) if quick and topology is not None and topology.chip.platform == "tpu" else None,
             "reply": str(reply),
         }
         request.write_text(json.dumps(wanted), encoding="utf-8")
@@ -135,11 +145,22 @@ def compile_program(
             host_memory=host_memory,
             progress=progress,
         )
-        return _read(reply)
+        return _read(reply, dump)
 
 
-def _read(reply: Path) -> Compiled:
+def too_large(peak: int, chip: Chip | None) -> str | None:
+    """Why a device does not hold a program, where no compiler says it; none where it does, or where the device is not known."""
+    if chip is None or peak <= chip.hbm_bytes:
+        return None
+    return f"it needs {peak / 2**30:.2f} GiB of the {chip.hbm_gib:.2f} GiB that a program may use of a {chip.name}"
+
+
+def _read(reply: Path, dump: Path) -> Compiled:
     values = json.loads(reply.read_text(encoding="utf-8"))
     if "error" in values:
         raise getattr(errors, values["error"])(values["message"])
+    if "circumstances" in values:
+        figures = read_assigned(dump, values["axes"], across=values["across"])
+        refusal = too_large(figures["peak_bytes"], chip_of_kind(values["circumstances"]["device_kind"]))
+        return Compiled.from_json({**values["circumstances"], **figures, "fits": refusal is None, "refusal": refusal, "quick": True})
     return Compiled.from_json(values)

@@ -53,7 +53,7 @@ def smallest_fit(preset: str, platform: Literal["tpu", "gpu"], *, progress: bool
         config = load_run("default", [f"model.preset={preset}", *settings]).config
         if estimate_memory(config, topology).total > _ROOM * topology.chip.hbm_bytes:
             continue
-        compiled = compile_program(config, topology, "train", progress=progress)
+        compiled = compile_program(config, topology, "train", quick=True, progress=progress)
         if compiled.fits:
             return Fit(topology, settings, compiled)
         tried.append(f"{name}: {compiled.refusal}")

@@ -108,7 +108,7 @@ def look_for_layouts(loaded: Loaded, topology: Topology | None, request: Request
         require_compiler(topology)
 
     def compiler(config: RunConfig, topology: Topology) -> Compiled:
-        return compile_program(config, topology, timeout=request.timeout, host_memory=int(request.host_memory * 2**30))
+        return compile_program(config, topology, timeout=request.timeout, host_memory=int(request.host_memory * 2**30), quick=True)
 
     wanted = _COMPILED if request.compile else 0
     found = search(loaded.config, topology, free_batch=free_batch, compile_best=wanted, compiler=compiler)

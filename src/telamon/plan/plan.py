@@ -67,6 +67,8 @@ class Request:
     """Ask the compiler; otherwise arithmetic alone."""
     decoding: Decoding | None = None
     """None: rows and tokens as in a step of the run."""
+    quick: bool = False
+    """Stop TPU's compiler once it has assigned memory; see `compile_program`."""
     timeout: float = 600.0
     """Seconds that a compilation may take."""
     host_memory: float = 20.0
@@ -142,7 +144,7 @@ def _program(name: Literal["train", "decode"], config: RunConfig, topology: Topo
     options: dict[str, Any] = {"save": request.save} if name == "train" else {"batch": batch.batch, "context": batch.length}
     compiled = None
     if request.compile:
-        bounds = {"timeout": request.timeout, "host_memory": int(request.host_memory * 2**30), "progress": progress}
+        bounds = {"quick": request.quick, "timeout": request.timeout, "host_memory": int(request.host_memory * 2**30), "progress": progress}
         compiled = compile_program(config, topology, name, **options, **bounds)
     if topology is not None:
         devices, limit = topology, topology.chip.hbm_bytes

@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from telamon.plan.aot import Compiled
 from telamon.plan.plan import Plan, Program
 from telamon.watch.log import human_seconds
 
@@ -78,8 +79,12 @@ def _compiled(program: Program) -> dict[str, str]:
         "kernels": ", ".join(f"{name} x {count}" for name, count in compiled.kernels) or "none: XLA's own",
         "FLOPs": f"{compiled.flops / 1e12:,.1f} T a device and step, recomputation included",
         "estimate": f"{program.estimate.total / 2**30:.2f} GiB by arithmetic, {program.estimate.total / program.memory.total - 1:+.0%}",
-        "compiled": f"in {human_seconds(compiled.seconds)}, with {compiled.host_peak_bytes / 2**30:.1f} GiB of this host's memory",
+        "compiled": f"in {human_seconds(compiled.seconds)}, with {compiled.host_peak_bytes / 2**30:.1f} GiB of this host's memory{_unfinished(compiled)}",
     }
+
+
+def _unfinished(compiled: Compiled) -> str:
+    return "; code was not generated, so its size and what is refused with it (kernels) are not known" if compiled.quick else ""
 
 
 def _collectives(program: Program) -> Table:

@@ -1,7 +1,7 @@
 """The process that compiles: `python -m telamon.plan.worker REQUEST`, started by `telamon.plan.aot`.
 
-REQUEST is a JSON file with what `compile_program` was asked for. The answer goes to the file named there: a `Compiled`, or
-an error for the user.
+REQUEST is a JSON file with what `compile_program` was asked for. The answer goes to the file named there: a `Compiled`,
+or an error for the user, or where the compiler was stopped once memory was assigned, what this process knows of that program.
 """
 
 import json
@@ -9,11 +9,11 @@ import re
 import resource
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from telamon.errors import TelamonError
+from telamon.errors import ConfigError, TelamonError
 from telamon.plan.child import die_with_parent
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _answer(wanted: dict[str, Any]) -> "Compiled":
         lowered = _lowered(job, wanted)
         paths = tuple(map(str, picks))
         try:
-            compiled = job.compiled(lowered)
+            compiled = _compiled(lowered, job, paths, wanted)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -74,6 +74,23 @@ def _lowered(job: "Job", wanted: dict[str, Any]) -> Any:
     return lower_decode(job.model, job.mesh, rows=wanted["batch"], length=wanted["context"])
 
 
+def _compiled(lowered: Any, job: "Job", paths: tuple[str, ...], wanted: dict[str, Any]) -> Any:
+    """The compiled program; or this process ends before."""
+    from telamon.plan.assigned import dump_options, ends_when_assigned
+    from telamon.train.flags import compile_with
+
+    def known() -> dict[str, Any]:
+        across = job.config.mesh.cross_slice.sizes()
+        return {"circumstances": _circumstances(job, paths), "axes": dict(job.mesh.shape), "across": across}
+
+    if wanted["dump"]:
+        dump = Path(wanted["dump"])
+        # A compiler that does not know the options refuses them at once.
+        with suppress(ConfigError), ends_when_assigned(dump, Path(wanted["reply"]), known):
+            return compile_with(lowered, {**dump_options(dump), **job.flags}, given=job.config.train.xla_flags)
+    return job.compiled(lowered)
+
+
 def _save(job: "Job", largest: Any, path: str) -> None:
     from telamon.plan.saved import save_programs, step_rows
 
@@ -83,7 +100,7 @@ def _save(job: "Job", largest: Any, path: str) -> None:
 
 def _fitting(compiled: Any, job: "Job", paths: tuple[str, ...]) -> "Compiled":
     from telamon.config.hardware import chip_of_kind
-    from telamon.plan.aot import Compiled
+    from telamon.plan.aot import Compiled, too_large
     from telamon.plan.hlo import count_program
 
     memory = compiled.memory_analysis()
@@ -92,9 +109,8 @@ def _fitting(compiled: Any, job: "Job", paths: tuple[str, ...]) -> "Compiled":
         getattr(memory, f"{part}_size_in_bytes") for part in ("argument", "output", "alias", "temp", "generated_code")
     )
     host = sum(getattr(memory, f"host_{part}_size_in_bytes") for part in ("argument", "output", "temp"))
-    peak, chip, refusal = argument + output - alias + temp + code, chip_of_kind(job.mesh.devices.flat[0].device_kind), None
-    if chip is not None and chip.platform == "gpu" and peak > chip.hbm_bytes:
-        refusal = f"it needs {peak / 2**30:.2f} GiB of the {chip.hbm_gib:.2f} GiB that a program may use of a {chip.name}"
+    peak, chip = argument + output - alias + temp + code, chip_of_kind(job.mesh.devices.flat[0].device_kind)
+    refusal = too_large(peak, chip) if chip is not None and chip.platform == "gpu" else None
     return Compiled(
         argument_bytes=argument,
         output_bytes=output,
