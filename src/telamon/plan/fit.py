@@ -39,7 +39,8 @@ def smallest_fit(preset: str, platform: Literal["tpu", "gpu"], *, progress: bool
     """The first of `MACHINES` on which a preset's training step fits, by its own compiler.
 
     A row of 4,096 tokens a device (fewer where the model has no more positions), AdamW, weights over all devices, whole blocks
-    made again. Machines that arithmetic rules out are not tried.
+    made again. Machines that arithmetic rules out are not tried. TPU's compiler is stopped before it generates code, which is
+    therefore no part of the peak (see `telamon.plan.assigned`).
 
     Raises:
         ConfigError: it fits on none.
