@@ -1,5 +1,6 @@
 """Compiled steps in a file: the same bits as those compiled anew, and refused wherever anything is another."""
 
+import hashlib
 import importlib
 import json
 import re
@@ -123,6 +124,51 @@ def test_a_family_of_ones_own_counts_by_its_code(tmp_path, monkeypatch):
     assert first.keys() == {"telamon", "blocks_of_mine"}
     assert saved._sources(("blocks_of_mine",))["blocks_of_mine"] != first["blocks_of_mine"]
     sys.modules.pop("blocks_of_mine")
+
+
+def test_a_package_of_ones_own_counts_with_all_its_modules(tmp_path, monkeypatch):
+    """`--import mine.family`, whose blocks are in a module beside it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "package_of_mine"
+    folder.mkdir()
+    for name in ("__init__", "family", "blocks"):
+        (folder / f"{name}.py").write_text("A = 1\n")
+    before = [saved._sources((name,))[name] for name in ("package_of_mine.family", "package_of_mine")]
+    (folder / "blocks.py").write_text("A = 2\n")
+    after = [saved._sources((name,))[name] for name in ("package_of_mine.family", "package_of_mine")]
+    assert all(x != y for x, y in zip(before, after, strict=True))
+    sys.modules.pop("package_of_mine")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"flags": None},
+        {"mesh": [1, 2]},
+        {"programs": None},
+        {"programs": [{"rows": 8}]},
+        {"programs": [{"rows": 8, "bytes": 1, "metrics": []}]},
+        {"programs": [{"rows": 8, "bytes": "many", "metrics": []}]},
+        {"another": {}},
+        "text",
+        [],
+    ],
+)
+def test_a_whole_file_with_another_header_is_refused_and_nothing_in_it_is_run(compiled, tmp_path, monkeypatch, changes):
+    """As another version of this library would write it: the checksum is right."""
+    fresh, path = compiled
+    monkeypatch.setattr(saved.serialize_executable, "deserialize_and_load", lambda *a, **k: pytest.fail("run"))
+    content = path.read_bytes()
+    body = content[len(saved._MAGIC) + saved._DIGEST :]
+    end = saved._LENGTH + int.from_bytes(body[: saved._LENGTH])
+    head = json.loads(body[saved._LENGTH : end])
+    head = {**head, **changes} if isinstance(changes, dict) else changes
+    text = json.dumps(head).encode()
+    body = len(text).to_bytes(saved._LENGTH) + text + body[end:]
+    other = tmp_path / "other"
+    other.write_bytes(saved._MAGIC + hashlib.sha256(body).hexdigest().encode() + body)
+    with pytest.raises(ConfigError, match=r"another version of telamon.*telamon plan --save"):
+        load_programs(fresh, other)
 
 
 def test_every_setting_that_is_left_out_of_the_comparison_exists():

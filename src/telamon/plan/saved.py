@@ -21,7 +21,6 @@ import jax
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
-import telamon
 from telamon.config.explain import leaves
 from telamon.config.load import plain
 from telamon.config.schema import RunConfig
@@ -63,7 +62,7 @@ class Header:
     versions: dict[str, str]
     """Packages that shape a program."""
     sources: dict[str, str]
-    """Checksums of the code that is traced: this library's, and each module's of `run.imports`."""
+    """Checksums of the code that is traced: this library's, and of each of `run.imports` that of its module or whole package."""
     config: dict[str, Any]
     """Settings that shape a program, by dotted key."""
     mesh: dict[str, int]
@@ -175,14 +174,27 @@ def _read(path: str | Path) -> tuple[Header, list[dict[str, Any]], list[bytes]]:
     digest, body = content[len(_MAGIC) :][:_DIGEST], content[len(_MAGIC) + _DIGEST :]
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise ConfigError(f"{path} is cut or damaged: its checksum is another; write it anew with telamon plan --save")
+    try:
+        return _taken_apart(body)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # whole, and yet not what this version writes
+        raise ConfigError(
+            f"{path} is of another version of telamon: its header cannot be read ({error}); write it anew with telamon plan --save"
+        ) from error
+
+
+def _taken_apart(body: bytes) -> tuple[Header, list[dict[str, Any]], list[bytes]]:
     start = _LENGTH + int.from_bytes(body[:_LENGTH])
     head = json.loads(body[_LENGTH:start])
-    entries = head.pop("programs")
-    payloads = []
+    programs, payloads = head.pop("programs"), []
+    entries = [{"rows": int(entry["rows"]), "bytes": int(entry["bytes"]), "metrics": list(entry["metrics"])} for entry in programs]
     for entry in entries:
         payloads.append(body[start : start + entry["bytes"]])
         start += entry["bytes"]
-    return Header(**head), entries, payloads
+    if start != len(body):
+        raise ValueError(f"its programs take {start} bytes of {len(body)}")
+    header = Header(**head)
+    header.differences(header)  # every part is a table
+    return header, entries, payloads
 
 
 def _load(job: Job, entry: Mapping[str, Any], payload: bytes) -> Any:
@@ -233,13 +245,16 @@ def _versions(platform_name: str) -> dict[str, str]:
 
 
 def _sources(imports: tuple[str, ...]) -> dict[str, str]:
-    """Checksums: a checkout can change without its version."""
-    package = Path(telamon.__file__).parent
-    found = {"telamon": _checksum(file.read_bytes() for file in sorted(package.rglob("*.py")))}
-    for name in imports:
-        file = getattr(sys.modules.get(name) or importlib.import_module(name), "__file__", None)
-        if file is not None:
-            found[name] = _checksum([Path(file).read_bytes()])
+    """Checksums: a checkout can change without its version. A module of a package may use any other of it, so all of it counts."""
+    found = {}
+    for name in ("telamon", *imports):
+        top = name.partition(".")[0]
+        module = sys.modules.get(top) or importlib.import_module(top)
+        folders = [Path(folder) for folder in getattr(module, "__path__", ())]
+        files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+        single = getattr(module, "__file__", None)
+        if files or single is not None:
+            found[name] = _checksum(file.read_bytes() for file in files or [Path(str(single))])
     return found
 
 
