@@ -20,6 +20,7 @@ import pytest
 from tiny import model, run
 
 from telamon.errors import CompileError, ConfigError
+from telamon.plan import aot
 from telamon.plan.aot import Compiled, compile_program
 from telamon.plan.child import run_child
 from telamon.plan.saved import load_programs
@@ -205,7 +206,7 @@ def test_a_child_is_bounded_and_its_end_is_told(module, bounds, says):
 
 @pytest.mark.parametrize(
     ("way", "first"),
-    [(signal.SIGINT, ""), (signal.SIGKILL, "from telamon.plan.child import die_with_parent; die_with_parent(); ")],
+    [(signal.SIGINT, ""), (signal.SIGKILL, "from telamon.plan.child import die_with_parent; import os; die_with_parent(os.getppid()); ")],
     ids=["ctrl-c", "killed"],
 )
 def test_a_child_does_not_outlive_its_parent(way, first):
@@ -221,6 +222,35 @@ def test_a_child_does_not_outlive_its_parent(way, first):
     parent.send_signal(way)
     parent.communicate(timeout=30)
     assert not psutil.wait_procs(children, timeout=10)[1]
+
+
+def test_a_child_whose_parent_is_gone_before_it_can_ask_ends():
+    code = "import os; from telamon.plan.child import die_with_parent; die_with_parent(os.getpid()); print('goes on')"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert child.returncode and not child.stdout and "is gone" in child.stderr
+
+
+@pytest.mark.parametrize("reply", [None, "", '{"flops": 1', "[]x"])
+def test_an_answer_that_is_missing_or_cut_is_told(monkeypatch, reply):
+    """As where the temporary folder is swept while the compiler works, or the disk is full."""
+
+    def work(module, **_):
+        asked = json.loads(Path(module[1]).read_text())
+        if reply is not None:
+            Path(asked["reply"]).write_text(reply)
+
+    monkeypatch.setattr(aot, "run_child", work)
+    with pytest.raises(CompileError, match="answer cannot be read"):
+        compile_program(_RUN, None)
+
+
+def test_an_error_of_a_users_own_module_arrives_as_a_users_error(monkeypatch):
+    def work(module, **_):
+        Path(json.loads(Path(module[1]).read_text())["reply"]).write_text('{"error": "MyOwnError", "message": "model.rank=0 is too small"}')
+
+    monkeypatch.setattr(aot, "run_child", work)
+    with pytest.raises(ConfigError, match=r"model\.rank=0 is too small"):
+        compile_program(_RUN, None)
 
 
 def _wait_for(found):

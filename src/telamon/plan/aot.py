@@ -5,6 +5,7 @@ parent needs no JAX.
 """
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -134,6 +135,7 @@ def compile_program(
             "save": None if save is None else str(Path(save).absolute()),
             "dump": str(dump) if quick and topology is not None and topology.chip.platform == "tpu" else None,
             "reply": str(reply),
+            "parent": os.getpid(),
         }
         request.write_text(json.dumps(wanted), encoding="utf-8")
         what = f"compiling the {program} step of {config.model.preset or config.model.family} for {'this machine' if topology is None else topology.text}"
@@ -156,9 +158,12 @@ def too_large(peak: int, chip: Chip | None) -> str | None:
 
 
 def _read(reply: Path, dump: Path) -> Compiled:
-    values = json.loads(reply.read_text(encoding="utf-8"))
+    try:
+        values = json.loads(reply.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # a temporary folder that was swept, a disk that is full
+        raise errors.CompileError(f"the compiler's process ended and its answer cannot be read ({error}); run it again") from error
     if "error" in values:
-        raise getattr(errors, values["error"])(values["message"])
+        raise getattr(errors, values["error"], errors.ConfigError)(values["message"])
     if "circumstances" in values:
         figures = read_assigned(dump, values["axes"], across=values["across"])
         refusal = too_large(figures["peak_bytes"], chip_of_kind(values["circumstances"]["device_kind"]))

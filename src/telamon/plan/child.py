@@ -54,8 +54,12 @@ def run_child(
             raise CompileError(f"{what}: the compiler's process failed ({_ending(child.returncode)}); the last it said:\n{_tail(said)}")
 
 
-def die_with_parent() -> None:
-    """Ask the system to end this process with the one that started it, however that one ends. Linux only; elsewhere nothing is done."""
+def die_with_parent(parent: int) -> None:
+    """Ask the system to end this process with the one that started it, however that one ends. Linux only; elsewhere nothing is done.
+
+    Args:
+        parent: that process's id. Where it has ended before it could be asked, this process ends at once.
+    """
     if sys.platform.startswith("linux"):
         import ctypes
         import signal
@@ -63,6 +67,8 @@ def die_with_parent() -> None:
         parent_death_signal = 1  # PR_SET_PDEATHSIG of sys/prctl.h
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit(f"the process {parent} that asked for this is gone")
 
 
 def _watch(child: "subprocess.Popen[bytes]", *, what: str, timeout: float, host_memory: int, say: "Callable[[float, int], None]") -> None:

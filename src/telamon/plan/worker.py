@@ -28,8 +28,8 @@ _LISTED = 3
 
 def main(request: str) -> None:
     """Do what a request says, and write its answer."""
-    die_with_parent()
     wanted = json.loads(Path(request).read_text(encoding="utf-8"))
+    die_with_parent(wanted["parent"])
     try:
         answer = _answer(wanted).to_json()
     except TelamonError as error:
