@@ -12,6 +12,7 @@ from typing import NoReturn
 import typer
 
 from telamon.cli import chat, config, data, doctor, export, generate, import_, models, perplexity, plan, records, train, verify
+from telamon.cli.platforms import spare_absent_accelerators
 from telamon.errors import TelamonError
 
 app = typer.Typer(
@@ -53,6 +54,7 @@ def _root() -> None:
 def main() -> None:
     """Run the command line; a TelamonError becomes one short message and its exit code, anything else is a bug and shows."""
     _collect_garbage_less()
+    spare_absent_accelerators()
     try:
         app()
     except TelamonError as error:
