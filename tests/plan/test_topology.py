@@ -31,6 +31,7 @@ from telamon.plan.topology import compiler_environment, parse_topology, require_
         ("v5p-512", "v5p:4x8x8", 256, 256, 256),
         ("tpu7x-128", "tpu7x:4x4x4", 64, 128, 128),
         ("2*v6e-256", "2*v6e:16x16", 512, 256, 512),
+        ("v5litepod-16", "v5e:4x4", 16, 16, 16),  # what the cloud calls a v5e
     ],
 )
 def test_a_name_says_how_many_chips_and_devices(text, name, chips, devices_per_slice, devices):
@@ -54,6 +55,9 @@ def test_a_name_says_how_many_chips_and_devices(text, name, chips, devices_per_s
         ("v5p-7", "TensorCores, two a chip; near it are v5p-2 and v5p-8"),
         ("h100:32", "h100:8x4 for 32"),
         ("h100:8x2x2", "h100:8x4 for 32"),
+        ("99999*h100:8x99999", "times the nodes"),
+        (f"v6e-{'9' * 5000}", "written like"),  # Python reads no number of so many digits
+        (f"{10**17}*v6e:4x4", "written like"),  # a search would go through its divisors
     ],
 )
 def test_another_name_is_answered_with_the_nearest(text, says):

@@ -23,6 +23,12 @@ from telamon.config.hardware import Chip, chips
 from telamon.config.presets import ROOT
 from telamon.errors import ConfigError, MissingCompiler
 
+_NUMBER = "[1-9][0-9]{,4}"
+"""No machine has more of anything than this can say, and a search goes through all ways to divide the devices."""
+
+_CLOUD_NAMES = {"v5litepod": "v5e"}
+"""Chips that the cloud's short names call otherwise."""
+
 _FORMS = "a topology is written like v6e:4x4, 2*v5p:4x4x4, v6e-256, h100:8 or h100:8x4"
 
 _COMPILERS = {
@@ -66,12 +72,11 @@ def parse_topology(text: str) -> Topology:
     Raises:
         ConfigError: the chip is not known, or there is no slice of that shape.
     """
-    slices, name = 1, text.strip().lower()
-    if match := re.fullmatch(r"(\d+)\*(.+)", name):
-        slices, name = int(match[1]), match[2]
+    times, star, name = text.strip().lower().rpartition("*")
     key, mark, rest = name.partition(":") if ":" in name else name.rpartition("-")
-    if not mark or not slices or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", rest):
+    if not mark or not re.fullmatch(rf"{_NUMBER}(x{_NUMBER}){{,5}}", rest) or (star and not re.fullmatch(_NUMBER, times)):
         raise ConfigError(f"topology {text!r} cannot be read: {_FORMS}")
+    slices = int(times or 1)
     chip, sizes = _chip(key, text), tuple(map(int, rest.split("x")))
     if chip.platform == "gpu":
         return _gpu_topology(chip, sizes, slices, text)
@@ -128,6 +133,7 @@ def aot_devices(topology: Topology) -> list[Any]:
 
 def _chip(key: str, text: str) -> Chip:
     known = {chip.key: chip for chip in chips()}
+    key = _CLOUD_NAMES.get(key, key)
     if key not in known:
         near = get_close_matches(key, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else _FORMS
@@ -137,7 +143,7 @@ def _chip(key: str, text: str) -> Chip:
 
 def _gpu_topology(chip: Chip, sizes: tuple[int, ...], slices: int, text: str) -> Topology:
     gpus, nodes = sizes[0], math.prod(sizes[1:]) * slices
-    if len(sizes) > 2 or gpus > chip.largest[0]:
+    if len(sizes) > 2 or gpus > chip.largest[0] or not re.fullmatch(_NUMBER, str(nodes)):
         total, most = math.prod(sizes), chip.largest[0]
         raise ConfigError(
             f"topology {text!r}: GPUs are written as those of a node, at most {most}, times the nodes, such as "
