@@ -5,6 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from telamon.plan import topology
+
 RUN = ("tiny", "train.batch_size=16", "optimizer.kind=adamw")
 
 
@@ -62,6 +64,16 @@ def test_a_search_writes_a_run_that_training_takes(telamon, tmp_path):
         (("--on", "v5e:2x4", "--estimate", "--search", "best"), ("best", ".yml")),
         (("--on", "v5e:2x4", "--quick", "--save", "step.bin"), ("--quick", "--save", "code")),
         (("--on", "v5e:2x4", "--quick", "--estimate"), ("--quick", "--estimate")),
+        (("--on", "v5e:2x4", "--estimate", "--save", "step.bin"), ("--save", "--estimate compiles nothing")),
+        (("--on", "v5e:2x4", "--only", "decode", "--save", "step.bin"), ("--save", "--only decode")),
+        (("--on", "v5e:2x4", "--save", "/"), ("--save /", "folder")),
+        (("--on", "v5e:2x4", "--save", f"{__file__}/step.bin"), ("--save", "test_plan.py is no folder")),
+        (("--on", "v5e:2x4", "--search", f"{__file__}/best.yml"), ("--search", "test_plan.py is no folder")),
+        (("--on", "v5e:2x4", "--timeout", "-4"), ("--timeout -4",)),
+        (("--on", "v5e:2x4", "--host-memory", "0"), ("--host-memory 0",)),
+        (("--on", "h100:8", "--estimate", "train.attention=splash"), ("train.attention=splash", "auto, cudnn, tokamax, chunked")),
+        (("--on", "h100:8", "--estimate", "train.loss=tokamax"), ("train.loss=tokamax", "auto, chunked")),
+        (("--on", "2*v5e:2x2", "--estimate"), ("mesh.cross_slice", "2*v5e:2x2 has 2", "mesh.cross_slice.data=2")),
         (("--on", "here", "--estimate"), ("--estimate", "machine by name")),
         (("--on", "v5e:2x4", "--estimate", "train.batch_size=9"), ("train.batch_size=9", "8 devices")),
     ],
@@ -71,6 +83,27 @@ def test_what_cannot_be_planned_is_named(telamon, arguments, words):
     assert answer.code == 2
     for word in words:
         assert word in answer.err
+
+
+@pytest.mark.parametrize(("machine", "package"), [("v5e:2x2", "pip install libtpu"), ("h100:8", "pip install jax-cuda13-plugin")])
+def test_without_the_compiler_arithmetic_answers_and_says_what_to_install(telamon, monkeypatch, machine, package):
+    monkeypatch.setattr(topology, "find_spec", lambda name: None)
+    answer = telamon("plan", *RUN, "--on", machine)
+    assert answer.code == 0, answer.err
+    for word in ("An estimate by arithmetic", package, "not compiled", "no compiler was asked"):
+        assert word in " ".join(answer.out.split()), word
+    assert telamon("plan", "model.preset=llama3.1-70b", "train.batch_size=8", "--on", machine, "--only", "train").code == 2
+    made = json.loads(telamon("plan", *RUN, "--on", machine, "--json").out)
+    assert package in made["not_compiled"] and made["programs"][0]["compiled"] is None
+    saving = telamon("plan", *RUN, "--on", machine, "--save", "step.bin")
+    assert saving.code == 2 and "--save step.bin" in saving.err and package in saving.err
+
+
+def test_a_search_without_the_compiler_says_what_to_install(telamon, monkeypatch, tmp_path):
+    monkeypatch.setattr(topology, "find_spec", lambda name: None)
+    answer = telamon("plan", *RUN, "--on", "v5e:2x2", "--search", str(tmp_path / "best.yml"))
+    assert answer.code == 0, answer.err
+    assert "An estimate by arithmetic" in answer.out and "libtpu" in answer.out
 
 
 def test_a_plan_for_this_machine_keeps_the_step_that_training_then_takes(telamon, tmp_path, monkeypatch):

@@ -22,7 +22,9 @@ def plan(
     only: Annotated[Literal["train", "decode"] | None, typer.Option(help="Compile this program alone.", show_default=False)] = None,
     decode: Annotated[
         str | None,
-        typer.Option(metavar="ROWSxLENGTH", help="The batch to decode, such as 32x8192; none: a row a device, as long as train.seq_len."),
+        typer.Option(
+            metavar="ROWSxLENGTH", help="The batch to decode, such as 32x8192; none: train.batch_size rows as long as train.seq_len."
+        ),
     ] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Arithmetic alone, in a second; compile nothing.")] = False,
     quick: Annotated[
@@ -83,6 +85,12 @@ def plan(
         raise ConfigError("--on here compiles for the devices that are here; --estimate needs a machine by name")
     run, overrides = split_run(arguments, default=DEFAULT_RUN)
     loaded = load_run(run, overrides, imports=imports or ())
+    for option, value in (("--timeout", timeout), ("--host-memory", host_memory)):
+        if value <= 0:
+            raise ConfigError(f"{option} {value:g} leaves the compiler nothing; give more than 0")
+    if save is not None and (estimate or only == "decode"):
+        other = "--estimate compiles nothing" if estimate else "--only decode compiles another program"
+        raise ConfigError(f"--save keeps the compiled training step, and {other}; leave one of them out")
     if quick and save is not None:
         raise ConfigError("--quick generates no code, so there is nothing that --save could keep; leave one of them out")
     if quick and estimate:

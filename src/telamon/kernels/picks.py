@@ -1,7 +1,7 @@
 """Choosing between implementations of one operation, and keeping note of what was chosen while a program is traced."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -50,8 +50,7 @@ def first_that_serves[R](operation: str, paths: Mapping[str, Callable[[R], str |
     Raises:
         ConfigError: the path wanted refuses or is not of this platform, or every path refuses.
     """
-    if wanted != "auto" and wanted not in paths:
-        raise ConfigError(f"train.{operation}={wanted} is not for {platform}; there it is one of: auto, {', '.join(paths)}")
+    check_name(operation, paths, wanted=wanted, platform=platform)
     refused: list[tuple[str, str]] = []
     for name in paths if wanted == "auto" else (wanted,):
         reason = paths[name](request)
@@ -61,6 +60,12 @@ def first_that_serves[R](operation: str, paths: Mapping[str, Callable[[R], str |
     if wanted != "auto":
         raise ConfigError(f"train.{operation}={wanted} cannot serve this model: {refused[0][1]}; auto takes a path that can")
     raise ConfigError(f"no path of {operation} serves on {platform}: {'; '.join(f'{name}: {reason}' for name, reason in refused)}")
+
+
+def check_name(operation: str, paths: Iterable[str], *, wanted: str, platform: str) -> None:
+    """Raise ConfigError where `wanted` is neither `auto` nor one of a platform's paths. Whether it serves a request is not asked."""
+    if wanted != "auto" and wanted not in paths:
+        raise ConfigError(f"train.{operation}={wanted} is not for {platform}; there it is one of: auto, {', '.join(paths)}")
 
 
 def _note(pick: Pick) -> Pick:

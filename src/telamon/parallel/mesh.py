@@ -30,17 +30,26 @@ def build_mesh(config: MeshConfig, *, devices: Sequence[Any] | None = None) -> M
     within = list(config.filled(len(devices)).sizes().values())
     across = list(config.cross_slice.sizes().values())
     slices, by_process = _slices(devices)
-    if math.prod(across) != slices and (math.prod(across) > 1 or devices[0].platform == "tpu"):
-        raise ConfigError(
-            f"mesh.cross_slice asks for {math.prod(across)} slices, and the {len(devices)} devices are in {slices} "
-            f"({'a process counts as a slice here' if by_process else 'by their slice_index'}); the product of its axes must be {slices}, "
-            f"such as mesh.cross_slice.data={slices}"
-        )
+    counted = "a process counts as a slice here" if by_process else "by their slice_index"
+    check_slices(config, slices, f"the {len(devices)} devices are in {slices} ({counted})", platform=devices[0].platform)
     if math.prod(across) > 1:
         array = mesh_utils.create_hybrid_device_mesh(within, across, devices, process_is_granule=by_process, allow_split_physical_axes=True)
     else:
         array = mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
     return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def check_slices(config: MeshConfig, slices: int, found: str, *, platform: str) -> None:
+    """Raise ConfigError where `cross_slice` asks for another number of slices than there are; `found` says in words what there is.
+
+    TPUs of several slices have to be told apart. GPUs may be taken as one slice, whichever nodes they are in.
+    """
+    wanted = math.prod(config.cross_slice.sizes().values())
+    if wanted != slices and (wanted > 1 or platform == "tpu"):
+        raise ConfigError(
+            f"mesh.cross_slice asks for {wanted} slice{'s' * (wanted > 1)}, and {found}; the product of its axes must be {slices}, "
+            f"such as mesh.cross_slice.data={slices}"
+        )
 
 
 def _slices(devices: Sequence[Any]) -> tuple[int, bool]:

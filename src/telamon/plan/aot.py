@@ -64,6 +64,8 @@ class Compiled:
     device_kind: str
     """As JAX names the devices."""
     device_count: int
+    flags: str = ""
+    """XLA's options that it was given, in a line."""
     quick: bool = False
     """The compiler was stopped before it generated code: see `telamon.plan.assigned` for what is not known then."""
 

@@ -79,7 +79,8 @@ def _watch(child: "subprocess.Popen[bytes]", *, what: str, timeout: float, host_
             raise CompileError(f"{what} took longer than {human_seconds(timeout)} and was stopped; --timeout gives it more")
         if memory > host_memory:
             raise CompileError(
-                f"{what} took {human_bytes(memory)} of this host's memory, more than the {human_bytes(host_memory)} it may, and was stopped"
+                f"{what} took {human_bytes(memory)} of this host's memory, more than the {human_bytes(host_memory)} it may, and was stopped; "
+                "--host-memory gives it more, --quick (TPU) takes less"
             )
         if memory:
             say(elapsed, memory)

@@ -16,9 +16,10 @@ from telamon.plan.aot import Compiled, compile_program
 from telamon.plan.layouts import chosen, in_words
 from telamon.plan.plan import Request
 from telamon.plan.price import Price, price_of
-from telamon.plan.run_file import write_run_yaml
+from telamon.plan.report import not_compiled_note
+from telamon.plan.run_file import check_run_file, write_run_yaml
 from telamon.plan.search import MARGIN, Candidate, Found, search
-from telamon.plan.topology import Topology, require_compiler
+from telamon.plan.topology import Topology, missing_compiler
 
 _COMPILED = 3
 """Candidates that the compiler is to have accepted."""
@@ -33,6 +34,8 @@ class FoundLayouts:
     chip_hour: float | None
     file: Path
     """Where the run with the best layout was written."""
+    not_compiled: str | None = None
+    """What to install for the compiler to be asked, where it is missing."""
 
     def show(self, console: Console) -> None:
         """Print them."""
@@ -46,6 +49,7 @@ class FoundLayouts:
             "considered": self.found.considered,
             "dropped": dict(self.found.dropped),
             "file": str(self.file),
+            "not_compiled": self.not_compiled,
             "candidates": [self._candidate(candidate) for candidate in self.found.candidates],
         }
 
@@ -73,6 +77,8 @@ class FoundLayouts:
             memory = ("~" if candidate.compiled is None else "") + f"{candidate.memory.total / 2**30:.2f}"
             cells = [in_words(candidate.config), f"{prediction.tokens_per_second_per_device:,.0f}", f"{prediction.mfu:.1%}", memory]
             table.add_row(*cells, *([] if price is None else [f"{price.tokens_per_dollar:,.0f}"]))
+        if self.not_compiled is not None:
+            yield not_compiled_note(self.not_compiled)
         yield table
         usable = self.topology.chip.hbm_bytes / 2**30
         yield Text(f"  a program may use {usable:.2f} GiB of a device; where not compiled (~), {MARGIN:.0%} of it stays free", style="dim")
@@ -97,20 +103,19 @@ def look_for_layouts(loaded: Loaded, topology: Topology | None, request: Request
 
     Raises:
         ConfigError: no machine is named, something is asked that a search does not do, or nothing fits.
-        MissingCompiler: the compiler for these chips is not installed.
         CompileError: a compilation failed, or took longer or more memory than it may.
     """
     if topology is None:
         raise ConfigError("--search predicts speed from what is known of chips; name a machine, such as --on v6e:4x4")
     if request.save is not None:
         raise ConfigError(f"--search compiles several steps and keeps none; write the run first, then: telamon plan {file} --save FILE")
-    if request.compile:
-        require_compiler(topology)
+    check_run_file(file)
+    not_compiled = missing_compiler(topology) if request.compile else None
 
     def compiler(config: RunConfig, topology: Topology) -> Compiled:
         return compile_program(config, topology, timeout=request.timeout, host_memory=int(request.host_memory * 2**30), quick=True)
 
-    wanted = _COMPILED if request.compile else 0
+    wanted = _COMPILED if request.compile and not_compiled is None else 0
     found = search(loaded.config, topology, free_batch=free_batch, compile_best=wanted, compiler=compiler)
     write_run_yaml(loaded, found.candidates[0], topology, file)
-    return FoundLayouts(found, topology, request.chip_hour, file)
+    return FoundLayouts(found, topology, request.chip_hour, file, not_compiled)

@@ -1,19 +1,23 @@
 """The plan of a run on a machine that need not be there: what fits, what moves, and what a step should take."""
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from telamon.config.hardware import chip_of_kind
 from telamon.config.load import plain
 from telamon.config.schema import RunConfig
-from telamon.errors import ConfigError
+from telamon.errors import ConfigError, MissingCompiler
+from telamon.kernels import cross_entropy_pick, picks
+from telamon.kernels.attention import pick as attention_pick
+from telamon.parallel.mesh import check_slices
 from telamon.plan.aot import Compiled, compile_program
 from telamon.plan.cost import Prediction, predict
 from telamon.plan.memory import Memory, estimate_decode_memory, estimate_memory, split_compiled
 from telamon.plan.price import Price, price_of
-from telamon.plan.topology import Topology
+from telamon.plan.topology import Topology, missing_compiler
+from telamon.watch.files import check_place
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Decoding:
         """From text like ``32x8192``. Raises ConfigError for anything else."""
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip())
         if match is None:
-            raise ConfigError(f"{text!r} is not a batch to decode; write rows x tokens, such as 32x8192")
+            raise ConfigError(f"{text!r} is not a batch to decode (--decode); write rows x tokens, such as 32x8192")
         return cls(int(match[1]), int(match[2]))
 
 
@@ -91,6 +95,8 @@ class Plan:
     """None: not known for these devices."""
     price: Price | None
     saved: Path | None
+    not_compiled: str | None = None
+    """What to install for the compiler to be asked, where it was to be asked and is missing: all is then arithmetic."""
 
     @property
     def fits(self) -> bool:
@@ -110,6 +116,7 @@ class Plan:
             "config": plain(self.config),
             "topology": "here" if self.topology is None else self.topology.text,
             "fits": self.fits,
+            "not_compiled": self.not_compiled,
             "programs": [asdict(program) | {"fits": program.fits, "total": program.memory.total} for program in self.programs],
             "prediction": None if self.prediction is None else asdict(self.prediction),
             "price": None if self.price is None else asdict(self.price),
@@ -117,7 +124,7 @@ class Plan:
 
 
 def make_plan(config: RunConfig, topology: Topology | None, request: Request, *, progress: bool = True) -> Plan:
-    """Plan a run.
+    """Plan a run. Where the compiler for its chips is missing, the answer is by arithmetic, and says so.
 
     Args:
         config: the run.
@@ -126,17 +133,36 @@ def make_plan(config: RunConfig, topology: Topology | None, request: Request, *,
         progress: show a line about a compilation that is under way.
 
     Raises:
-        ConfigError: the run does not fit the number of devices.
-        MissingCompiler: the compiler for these chips is not installed.
+        ConfigError: the run does not fit the machine, or the file to save cannot be written.
+        MissingCompiler: a program is to be saved, and the compiler for these chips is not installed.
         CompileError: a compilation failed, or took longer or more memory than it may.
     """
     assert topology is not None or request.compile, "arithmetic needs to know the machine"
+    assert request.save is None or (request.compile and "train" in request.programs), "there is nothing to save"
+    if request.save is not None:
+        check_place(request.save, "--save")
+    not_compiled = None
+    if topology is not None:
+        _check_machine(config, topology)
+        not_compiled = missing_compiler(topology) if request.compile else None
+    if not_compiled is not None:
+        if request.save is not None:
+            raise MissingCompiler(f"--save {request.save}: {not_compiled}")
+        request = replace(request, compile=False)
     programs = tuple(_program(name, config, topology, request, progress) for name in request.programs)
     prediction = None if topology is None else predict(config, topology)
     price = None
     if prediction is not None and topology is not None and request.chip_hour is not None:
         price = price_of(config, topology, prediction, chip_hour=request.chip_hour)
-    return Plan(config, topology, programs, prediction, price, request.save)
+    return Plan(config, topology, programs, prediction, price, request.save, not_compiled)
+
+
+def _check_machine(config: RunConfig, topology: Topology) -> None:
+    """Find at once what would be refused once the program is traced, and what arithmetic does not look at."""
+    platform, slices = topology.chip.platform, topology.slices
+    check_slices(config.mesh, slices, f"{topology.text} has {slices}", platform=platform)
+    picks.check_name("attention", attention_pick.PLATFORMS[platform], wanted=config.train.attention, platform=platform)
+    picks.check_name("loss", cross_entropy_pick.PLATFORMS[platform], wanted=config.train.loss, platform=platform)
 
 
 def _program(name: Literal["train", "decode"], config: RunConfig, topology: Topology | None, request: Request, progress: bool) -> Program:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -11,6 +12,10 @@ from telamon.plan.plan import Plan, Program
 from telamon.watch.log import human_seconds
 
 _PARTS = ("weights", "optimizer", "gradients", "activations", "temporaries", "inputs", "code")
+_SHORT = 0.005
+"""Seconds of a step below which the prediction is far too good."""
+_MATTERS = 0.01
+"""Share of all bytes from which on a part is worth lowering."""
 
 
 def show(plan: Plan, console: Console) -> None:
@@ -22,6 +27,9 @@ def show(plan: Plan, console: Console) -> None:
 def render(plan: Plan) -> Iterator[RenderableType]:
     """A plan, piece by piece."""
     yield _facts(_what(plan))
+    if plan.not_compiled is not None:
+        yield ""
+        yield not_compiled_note(plan.not_compiled)
     for program in plan.programs:
         yield ""
         yield _memory(program)
@@ -33,6 +41,11 @@ def render(plan: Plan) -> Iterator[RenderableType]:
     yield from _prediction(plan)
     yield ""
     yield Text(_verdict(plan), style="green" if plan.fits else "red")
+
+
+def not_compiled_note(missing: str) -> Text:
+    """What stands over figures that a compiler would have given, had it been installed."""
+    return Text(f"An estimate by arithmetic: {missing}.", style="yellow")
 
 
 def _what(plan: Plan) -> dict[str, str]:
@@ -54,16 +67,25 @@ def _what(plan: Plan) -> dict[str, str]:
 
 def _memory(program: Program) -> Table:
     source = "by arithmetic, not compiled" if program.compiled is None or not program.compiled.fits else "of the compiled program"
-    table = Table("memory of a device", "GiB", "would be lower with", title=f"{program.what}: memory {source}", title_justify="left")
+    shown, limit = program.memory, program.limit
+    size, unit = _bytes(shown.total)
+    table = Table("memory of a device", unit, "would be lower with", title=f"{program.what}: memory {source}", title_justify="left")
     table.columns[1].justify = "right"
     for part in _PARTS:
-        size = getattr(program.memory, part)
-        if size or part in ("weights", "activations"):
-            table.add_row(_name(program, part), f"{size / 2**30:.2f}", program.memory.advice.get(part, ""))
+        taken = getattr(shown, part)
+        if taken or part in ("weights", "activations"):
+            table.add_row(_name(program, part), f"{taken / size:.2f}", shown.advice.get(part, "") if taken > _MATTERS * shown.total else "")
     table.add_section()
-    limit = "" if program.limit is None else f"of {program.limit / 2**30:.2f} that a program may use"
-    table.add_row("in all", f"{program.memory.total / 2**30:.2f}", limit)
+    table.add_row("in all", f"{shown.total / size:.2f}", "" if limit is None else f"of {limit / 2**30:.2f} GiB that a program may use")
+    host = shown.host if program.compiled is None or not program.compiled.fits else program.compiled.host_bytes
+    if host:
+        table.add_row("beside it, on the host", f"{host / size:.2f}", "offloading, for each device")
     return table
+
+
+def _bytes(largest: float) -> tuple[int, str]:
+    """The unit of a column: its size in bytes, and its name."""
+    return (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
 
 
 def _name(program: Program, part: str) -> str:
@@ -72,13 +94,14 @@ def _name(program: Program, part: str) -> str:
 
 
 def _compiled(program: Program) -> dict[str, str]:
-    compiled = program.compiled
+    compiled, (size, unit) = program.compiled, _bytes(program.memory.total)
     assert compiled is not None
     return {
         "picked": "; ".join(compiled.attention),
         "kernels": ", ".join(f"{name} x {count}" for name, count in compiled.kernels) or "none: XLA's own",
-        "FLOPs": f"{compiled.flops / 1e12:,.1f} T a device and step, recomputation included",
-        "estimate": f"{program.estimate.total / 2**30:.2f} GiB by arithmetic, {program.estimate.total / program.memory.total - 1:+.0%}",
+        "XLA options": compiled.flags,
+        "FLOPs": f"{compiled.flops / 1e12:,.4g} T a device and step, recomputation included",
+        "estimate": f"{program.estimate.total / size:.2f} {unit} by arithmetic, {program.estimate.total / program.memory.total - 1:+.0%}",
         "compiled": f"in {human_seconds(compiled.seconds)}, with {compiled.host_peak_bytes / 2**30:.1f} GiB of this host's memory{_unfinished(compiled)}",
     }
 
@@ -89,11 +112,14 @@ def _unfinished(compiled: Compiled) -> str:
 
 def _collectives(program: Program) -> Table:
     assert program.compiled is not None
-    table = Table("collective", "over", "calls a step", "GiB a device and step", title="what moves between devices", title_justify="left")
+    size, unit = _bytes(max(collective.bytes for collective in program.compiled.collectives))
+    table = Table(
+        "collective", "over", "calls a step", f"{unit} a device and step", title="what moves between devices", title_justify="left"
+    )
     for column in table.columns[2:]:
         column.justify = "right"
     for collective in program.compiled.collectives:
-        table.add_row(collective.kind, collective.axis, f"{collective.count:,}", f"{collective.bytes / 2**30:.2f}")
+        table.add_row(collective.kind, collective.axis, f"{collective.count:,}", f"{collective.bytes / size:.2f}")
     return table
 
 
@@ -102,26 +128,37 @@ def _prediction(plan: Plan) -> Iterator[RenderableType]:
     if prediction is None:
         yield Text("no prediction of time: the peaks of these devices are in no table")
         return
-    table = Table("predicted", "seconds", "hidden", title="training step: time, by arithmetic", title_justify="left")
+    scale, unit = (1, "seconds") if prediction.step_seconds >= 1 else (1000, "ms")
+    table = Table("predicted", unit, "hidden", title="training step: time, by arithmetic", title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
     for name, seconds in prediction.parts.items():
-        table.add_row(name, f"{seconds:.3f}", "")
+        table.add_row(name, f"{seconds * scale:.3f}", "")
     for collective in prediction.collectives:
         name = f"{collective.kind} over {collective.axis}"
-        table.add_row(name, f"{collective.exposed:.3f}", f"{collective.seconds - collective.exposed:.3f}")
+        hidden = collective.seconds - collective.exposed
+        table.add_row(name, f"{collective.exposed * scale:.3f}", f"{hidden * scale:.3f}")
     table.add_section()
-    table.add_row("a step", f"{prediction.step_seconds:.3f}", "")
+    table.add_row("a step", f"{prediction.step_seconds * scale:.3f}", "")
     yield table
     rate = prediction.tokens_per_second_per_device
     facts = {
         "tokens": f"{rate * plan.device_count:,.0f} a second, {rate:,.0f} a device; MFU {prediction.mfu:.1%}",
         "run": f"{plan.config.train.steps:,} steps in {human_seconds(prediction.step_seconds * plan.config.train.steps)}",
     }
+    if prediction.step_seconds < _SHORT:
+        facts["but"] = "so short a step waits for its host and for the start of each operation, which this model does not count"
     if plan.price is not None:
         facts["cost"] = str(plan.price)
     yield _facts(facts)
-    yield Text(f"  {prediction.rule}", style="dim")
+    yield Padding(Text(f"{prediction.rule} {_constants(plan)}", style="dim"), (0, 0, 0, 2))
+
+
+def _constants(plan: Plan) -> str:
+    assert plan.topology is not None
+    chip = plan.topology.chip
+    shares = ", ".join(f"{name} {getattr(chip, name):g}" for name in ("matmul_share", "attention_share", "hidden_share"))
+    return f"{chip.name}: {chip.bf16_tflops:g} TFLOP/s, {chip.hbm_gbps:g} GB/s of memory, {shares}."
 
 
 def _verdict(plan: Plan) -> str:
@@ -141,5 +178,7 @@ def _outcome(program: Program) -> str:
 
 
 def _facts(values: dict[str, str]) -> RenderableType:
-    width = max(map(len, values), default=0)
-    return Group(*(Text(f"  {name:<{width}}  {value}") for name, value in values.items()))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in values.items():
+        table.add_row(f"  {name}", Text(value))
+    return table

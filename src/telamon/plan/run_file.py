@@ -10,7 +10,9 @@ from telamon.errors import ConfigError
 from telamon.plan.layouts import chosen, in_words
 from telamon.plan.search import Candidate
 from telamon.plan.topology import Topology
+from telamon.watch.files import check_place, write_text
 
+_ADVICE = "choose another place, or free some space"
 _LAYOUT = {"mesh": ("data", "fsdp", "tensor", "cross_slice"), "train": ("accumulate", "remat"), "optimizer": ("offload",)}
 
 
@@ -27,15 +29,21 @@ def write_run_yaml(loaded: Loaded, candidate: Candidate, topology: Topology, pat
         path: the file, ending in `.yml`; one that is there is replaced.
 
     Raises:
-        ConfigError: the path has another ending.
+        ConfigError: the path has another ending, or cannot be written.
     """
     path = Path(path)
-    if path.suffix not in (".yml", ".yaml"):
-        raise ConfigError(f"{path} would not be read as a run file; give it a name that ends in .yml")
+    check_run_file(path)
     head = "".join(f"# {line}\n" for line in _expectation(candidate, topology))
-    path.write_text(head + yamlio.dump(_with_layout(loaded.written(), candidate.config)), encoding="utf-8")
+    write_text(path, head + yamlio.dump(_with_layout(loaded.written(), candidate.config)), advice=_ADVICE)
     if not _reads_back(path, candidate.config):
-        path.write_text(head + to_yaml(candidate.config), encoding="utf-8")
+        write_text(path, head + to_yaml(candidate.config), advice=_ADVICE)
+
+
+def check_run_file(path: str | Path) -> None:
+    """Raise ConfigError where a run file clearly cannot be written there, before the search for what is to be in it."""
+    if Path(path).suffix not in (".yml", ".yaml"):
+        raise ConfigError(f"{path} would not be read as a run file; give it a name that ends in .yml")
+    check_place(path, "--search")
 
 
 def _with_layout(values: dict[str, Any], config: RunConfig) -> dict[str, Any]:

@@ -84,15 +84,22 @@ def parse_topology(text: str) -> Topology:
     return Topology(f"{slices}*" * (slices > 1) + f"{chip.key}:{_times(shape)}", chip, shape, slices)
 
 
-def require_compiler(topology: Topology) -> None:
-    """Raise MissingCompiler where the compiler for a topology's chips is not installed. Loads nothing heavy."""
+def missing_compiler(topology: Topology) -> str | None:
+    """What to install where the compiler for a topology's chips is missing; none where it is there. Loads nothing heavy."""
     module, package, extra = _COMPILERS[topology.chip.platform]
     parent = module.partition(".")[0]
-    if not (find_spec(parent) and find_spec(module)):
-        raise MissingCompiler(
-            f"no compiler for {topology.chip.name} is installed: pip install {package}, or pip install 'telamon[{extra}]'; "
-            "no such device has to be there"
-        )
+    if find_spec(parent) and find_spec(module):
+        return None
+    return (
+        f"no compiler for {topology.chip.name} is installed: pip install {package}, or pip install 'telamon[{extra}]'; "
+        "no such device has to be there"
+    )
+
+
+def require_compiler(topology: Topology) -> None:
+    """Raise MissingCompiler where the compiler for a topology's chips is not installed. Loads nothing heavy."""
+    if missing := missing_compiler(topology):
+        raise MissingCompiler(missing)
 
 
 def compiler_environment(topology: Topology) -> dict[str, str]:

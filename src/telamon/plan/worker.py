@@ -137,6 +137,7 @@ def _refused(message: str, job: "Job", paths: tuple[str, ...]) -> "Compiled":
 
 
 def _circumstances(job: "Job", paths: tuple[str, ...]) -> dict[str, Any]:
+    from telamon.train.flags import describe_flags
     from telamon.watch.environment import package_versions
 
     kilobyte = 1 if sys.platform == "darwin" else 1024  # getrusage counts in bytes there
@@ -145,6 +146,7 @@ def _circumstances(job: "Job", paths: tuple[str, ...]) -> dict[str, Any]:
         "seconds": time.monotonic() - _START,
         "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilobyte,
         "versions": package_versions(),
+        "flags": describe_flags(job.config, job.mesh.devices.flat[0]),
         "device_kind": job.mesh.devices.flat[0].device_kind,
         "device_count": job.mesh.size,
     }

@@ -30,6 +30,24 @@ def writing(path: str | os.PathLike[str], advice: str = _OF_A_RUN) -> Iterator[N
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
 
 
+def check_place(path: str | os.PathLike[str], option: str) -> None:
+    """Raise ConfigError where a local file clearly cannot be written, before the work that would make its content.
+
+    Args:
+        path: the file; folders on its way may be missing.
+        option: what names it on the command line.
+    """
+    if is_url(path):
+        return
+    target = Path(path).absolute()
+    if os.path.isdir(target):  # unlike pathlib's, silent where a folder on the way cannot be entered
+        raise ConfigError(f"{option} {path} is a folder; name a file in it")
+    there = next(parent for parent in target.parents if os.path.exists(parent))
+    if not os.path.isdir(there) or not os.access(there, os.W_OK):
+        why = "not writable" if os.path.isdir(there) else "no folder"
+        raise ConfigError(f"{option} {path} cannot be written, for {there} is {why}; choose another place")
+
+
 def write_text(path: str | os.PathLike[str], text: str, *, advice: str = _OF_A_RUN) -> None:
     """Write a whole text file, as :func:`write_bytes` does."""
     write_bytes(path, text.encode(), advice=advice)
