@@ -1,5 +1,7 @@
 """The parts of a block against loops in float64."""
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -131,3 +133,34 @@ def test_a_kind_is_registered_once():
         @register
         class Impostor(GatedMLPConfig):
             pass
+
+
+def test_what_layers_share_is_used_for_the_settings_and_the_arrays_that_it_was_made_for():
+    """A mixer may hold an attention that no pattern names, and have it see other positions: what others share is not for that one."""
+    shared, own = (AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=6, rope=RopeConfig(theta=theta)) for theta in (50.0, 7.0))
+    plain, x = _context(), jnp.asarray(_input())
+    prepared = plain.prepared([shared])
+    module = own.build(d_model=D, n_layers=1, rngs=nnx.Rngs(0))
+    _noisy(module)
+    np.testing.assert_array_equal(module(x, prepared, None)[0], module(x, plain, None)[0])
+    module.config = shared
+    alone, together = (module(x, ctx, None)[0] for ctx in (plain, prepared))
+    np.testing.assert_array_equal(together, alone)
+    moved = [replace(ctx, positions=3 * plain.positions, key_positions=3 * plain.positions) for ctx in (plain, prepared)]
+    elsewhere, expected = (module(x, ctx, None)[0] for ctx in moved[::-1])
+    np.testing.assert_array_equal(elsewhere, expected)
+    assert not np.allclose(expected, alone)
+
+
+def test_layers_with_the_same_settings_turn_positions_once():
+    """In a loop over layers too, whose body is traced apart."""
+    config = AttentionConfig(n_heads=4, n_kv_heads=2, head_dim=6, rope=RopeConfig())
+    module = config.build(d_model=D, n_layers=1, rngs=nnx.Rngs(0))
+
+    def layers(x, positions, segments):
+        ctx = Context(positions, positions, segments, positions, segments).prepared([config])
+        layer = jax.checkpoint(lambda x: module(x, ctx, None)[0])
+        return jax.lax.scan(lambda x, _: (layer(x), None), x, None, length=3)[0]
+
+    jaxpr = jax.make_jaxpr(layers)(jnp.asarray(_input()), POSITIONS, SEGMENTS)
+    assert len(re.findall(r"\bsin\b", str(jaxpr))) == 1

@@ -106,7 +106,7 @@ class Attention(nnx.Module):
         config = self.config
         q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)
         if config.rope is not None:
-            by = ctx.shared_by(config)[config.rotation_name]
+            by = ctx.shared_by(config, config.rotation_name)
             q_BTNH, k_BTKH = rotate(q_BTNH, by), rotate(k_BTKH, by)
         k, v = k_BTKH, v_BTKH
         if cache is not None:

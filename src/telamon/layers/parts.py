@@ -49,16 +49,25 @@ class Context:
     """Path of attention (see `telamon.kernels.attention`)."""
     shared: dict[str, Any] = field(default_factory=dict)
     """What mixers made of all this once for every layer (see `MixerConfig.prepare`)."""
+    shared_from: tuple[jax.Array | None, ...] = ()
+    """The arrays that it was made from."""
 
     def prepared(self, mixers: Iterable["MixerConfig"]) -> "Context":
         """With what these mixers share."""
         shared = {name: value for mixer in mixers for name, value in mixer.prepare(self).items()}
         # Finished here: the compiler would otherwise be free to make it again in each layer.
-        return replace(self, shared=jax.lax.optimization_barrier(shared))
+        return replace(self, shared=jax.lax.optimization_barrier(shared), shared_from=self._arrays())
 
-    def shared_by(self, mixer: "MixerConfig") -> dict[str, Any]:
-        """What a mixer shares with others like it; made here for a layer that is run by itself."""
-        return self.shared or mixer.prepare(self)
+    def shared_by(self, mixer: "MixerConfig", name: str) -> Any:
+        """What a mixer shares under a name; made here where it was not for these very arrays.
+
+        So it is for a layer that is run by itself, and for one within a mixer that has it see other positions, or that no pattern names.
+        """
+        same = len(self.shared_from) > 0 and all(mine is theirs for mine, theirs in zip(self._arrays(), self.shared_from, strict=True))
+        return self.shared[name] if same and name in self.shared else mixer.prepare(self)[name]
+
+    def _arrays(self) -> tuple[jax.Array | None, ...]:
+        return self.tokens, self.positions, self.segments, self.key_positions, self.key_segments, self.write_index
 
 
 @dataclass(frozen=True)
