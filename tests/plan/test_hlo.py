@@ -314,3 +314,19 @@ def test_a_compiled_program_has_the_flops_and_collectives_of_its_layout():
     assert found.flops == 3 * L * 2 * (M // 8) * K * K  # forward, and for each factor's gradient as much
     moved = {(collective.kind, collective.axis): (collective.bytes, collective.count) for collective in found.collectives}
     assert moved == {("all-gather", "fsdp"): (4 * L * K * K, L), ("all-reduce", "data+fsdp"): (4 * L * K * K, L)}
+
+
+def test_a_loop_until_a_number_is_large_enough_counts_once():
+    """Its end is a fraction and its turns are known only when it runs."""
+
+    def until(x):
+        return jax.lax.while_loop(lambda carry: carry[0] < 0.5, lambda carry: (jnp.abs(carry[1][0, 0]), carry[1] @ carry[1]), (0.0, x))
+
+    text = jax.jit(until).lower(jnp.ones((8, 8))).compile().as_text()
+    assert text is not None and count_program(text, {"data": 1}).flops == 2 * 8**3
+
+
+@pytest.mark.parametrize("text", ["", "\n", "HloModule test", "HloModule test\n\n%a (x: f32[8]) -> f32[8] {\n  %x = f32[8] parameter(0)\n"])
+def test_what_is_no_whole_program_is_not_counted_as_one(text):
+    with pytest.raises(AssertionError, match="not the text of a program"):
+        count_program(text, _AXES)

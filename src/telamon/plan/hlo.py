@@ -324,7 +324,7 @@ def _compared(condition: Computation, module: Module) -> tuple[int | None, int |
     counter = operands[0]
     while counter.opcode in ("copy", "bitcast", "convert"):
         counter = condition[counter.operands[0]]
-    if counter.opcode != "get-tuple-element":
+    if counter.opcode != "get-tuple-element" or not re.fullmatch(r"-?\d+", operands[1].literal):  # a loop until something is small
         return None, None
     return int(counter.word("index")), int(operands[1].literal) + (direction == "LE")
 

@@ -108,7 +108,8 @@ def _lines(text: str) -> Iterator[str]:
         if begun:
             yield begun
         begun = line
-    yield begun
+    if begun:
+        yield begun
 
 
 def _instruction(line: str) -> Instruction | None:
