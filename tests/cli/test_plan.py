@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from telamon.config.hardware import chips
 from telamon.plan import topology
 
 RUN = ("tiny", "train.batch_size=16", "optimizer.kind=adamw")
@@ -23,6 +24,17 @@ def test_what_does_not_fit_is_said_and_ends_with_two(telamon):
     answer = telamon("plan", "model.preset=llama3.1-70b", "train.batch_size=8", "--on", "h100:8", "--estimate", "--only", "train")
     assert answer.code == 2
     assert "does not fit" in answer.out and "decoding" not in answer.out
+
+
+def test_the_help_names_each_chip(telamon):
+    shown = telamon("plan", "--help").out
+    for chip in chips():
+        assert chip.key in shown, chip.key
+
+
+def test_decoding_alone_has_no_training_time(telamon):
+    answer = telamon("plan", *RUN, "--on", "v5e:2x2", "--estimate", "--only", "decode")
+    assert answer.code == 0 and "decoding step" in answer.out and "MFU" not in answer.out
 
 
 def test_the_figures_as_json(telamon):
@@ -69,6 +81,8 @@ def test_a_search_writes_a_run_that_training_takes(telamon, tmp_path):
         (("--on", "v5e:2x4", "--save", "/"), ("--save /", "folder")),
         (("--on", "v5e:2x4", "--save", f"{__file__}/step.bin"), ("--save", "test_plan.py is no folder")),
         (("--on", "v5e:2x4", "--search", f"{__file__}/best.yml"), ("--search", "test_plan.py is no folder")),
+        (("--on", "v5e:2x4", "--cost", "nan"), ("--cost nan", "dollars")),
+        (("--on", "v5e:2x4", "--cost", "2", "--only", "decode"), ("--cost", "--only decode")),
         (("--on", "v5e:2x4", "--timeout", "-4"), ("--timeout -4",)),
         (("--on", "v5e:2x4", "--host-memory", "0"), ("--host-memory 0",)),
         (("--on", "h100:8", "--estimate", "train.attention=splash"), ("train.attention=splash", "auto, cudnn, tokamax, chunked")),

@@ -1,5 +1,6 @@
 """`telamon plan`: check a run on a machine that need not be there."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +15,7 @@ def plan(
         typer.Option(
             "--on",
             metavar="MACHINE",
-            help="v6e:4x4, 2*v5p:4x4x4, v5p-512, tpu7x:2x2x1, h100:8x4, ...; `here`: this one.",
+            help="v6e:4x4, 2*v5p:4x4x4, v5p-512, h100:8x4, ... (see above); `here`: this one.",
             show_default=False,
         ),
     ],
@@ -58,15 +59,21 @@ def plan(
     Says what a device holds and what part of the run each byte belongs to, what moves between devices, and what a step should take.
 
     ```
-    telamon plan my.yml --on v5p:4x4x4                            # does it fit?
-    telamon plan my.yml mesh.tensor=2 train.remat=dots --on h100:8x4
-    telamon plan my.yml --on v6e-256 --cost 2.7                   # and its price
-    telamon plan my.yml --on v6e:4x4 --quick                      # all but machine code (TPU)
-    telamon plan my.yml --on v6e:4x4 --estimate                   # no compiler, a second
-    telamon plan my.yml --on v6e:4x4 --search best.yml            # which layout is the fastest?
+    telamon plan my.yml --on v5p:4x4x4                 # does it fit?
+    telamon plan my.yml --on v6e:4x4 --quick           # TPU: in seconds
+    telamon plan my.yml --on v6e:4x4 --estimate        # with no compiler
+    telamon plan my.yml --on v6e-256 --cost 2.7        # and its price
+    telamon plan my.yml --on v6e:4x4 --search best.yml # the fastest layout?
+    telamon plan my.yml train.remat=dots --on h100:8x4
     ```
 
-    The exit code is 0 where everything fits, and 2 where something does not. A search compiles the best three, as with --quick (none with --estimate).
+    A machine is a slice of TPUs (v5e:4x4, v5p:4x4x4, v6e-256 in the cloud's words), several (2*v5p:4x4x4, with mesh.cross_slice.data=2),
+    GPUs in nodes (h100:8 is one of eight, h100:8x4 four of these), or `here`. Chips: v4, v5e, v5p, v6e, tpu7x, a100, a100-40gb, h100, h200, b200.
+
+    The compilers are packages: pip install 'telamon[plan-tpu]', 'telamon[plan-gpu]'. Without one the answer is an estimate, and says so.
+    A search compiles the best three, as with --quick (none with --estimate).
+
+    The exit code is 0 where everything fits, 2 where something does not or cannot be laid out so, 7 where the compiler failed or was stopped.
     """
     import json
 
@@ -79,15 +86,17 @@ def plan(
     from telamon.watch.log import make_console
 
     topology = None if on == "here" else parse_topology(on)
-    if cost is not None and cost <= 0:
+    if cost is not None and not 0 < cost < math.inf:
         raise ConfigError(f"--cost {cost:g} is no price; give dollars for a chip and hour, such as --cost 2.7")
+    if cost is not None and only == "decode":
+        raise ConfigError("--cost is what the training costs, and --only decode leaves that out; leave one of them out")
     if topology is None and estimate:
         raise ConfigError("--on here compiles for the devices that are here; --estimate needs a machine by name")
     run, overrides = split_run(arguments, default=DEFAULT_RUN)
     loaded = load_run(run, overrides, imports=imports or ())
     for option, value in (("--timeout", timeout), ("--host-memory", host_memory)):
-        if value <= 0:
-            raise ConfigError(f"{option} {value:g} leaves the compiler nothing; give more than 0")
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{option} {value:g} is no bound for the compiler; give a number above 0")
     if save is not None and (estimate or only == "decode"):
         other = "--estimate compiles nothing" if estimate else "--only decode compiles another program"
         raise ConfigError(f"--save keeps the compiled training step, and {other}; leave one of them out")

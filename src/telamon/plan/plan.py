@@ -92,7 +92,7 @@ class Plan:
     """None: this machine."""
     programs: tuple[Program, ...]
     prediction: Prediction | None
-    """None: not known for these devices."""
+    """Of the training step; none: it is not planned, or the devices are not known."""
     price: Price | None
     saved: Path | None
     not_compiled: str | None = None
@@ -150,7 +150,7 @@ def make_plan(config: RunConfig, topology: Topology | None, request: Request, *,
             raise MissingCompiler(f"--save {request.save}: {not_compiled}")
         request = replace(request, compile=False)
     programs = tuple(_program(name, config, topology, request, progress) for name in request.programs)
-    prediction = None if topology is None else predict(config, topology)
+    prediction = None if topology is None or "train" not in request.programs else predict(config, topology)
     price = None
     if prediction is not None and topology is not None and request.chip_hour is not None:
         price = price_of(config, topology, prediction, chip_hour=request.chip_hour)

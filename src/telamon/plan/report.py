@@ -37,8 +37,9 @@ def render(plan: Plan) -> Iterator[RenderableType]:
             yield _facts(_compiled(program))
             if program.compiled.collectives:
                 yield _collectives(program)
-    yield ""
-    yield from _prediction(plan)
+    if any(program.name == "train" for program in plan.programs):
+        yield ""
+        yield from _prediction(plan)
     yield ""
     yield Text(_verdict(plan), style="green" if plan.fits else "red")
 
@@ -100,7 +101,7 @@ def _compiled(program: Program) -> dict[str, str]:
         "picked": "; ".join(compiled.attention),
         "kernels": ", ".join(f"{name} x {count}" for name, count in compiled.kernels) or "none: XLA's own",
         "XLA options": compiled.flags,
-        "FLOPs": f"{compiled.flops / 1e12:,.4g} T a device and step, recomputation included",
+        "FLOPs": f"{compiled.flops / 1e12:,.4g} T a device and step{', recomputation included' * (program.name == 'train')}",
         "estimate": f"{program.estimate.total / size:.2f} {unit} by arithmetic, {program.estimate.total / program.memory.total - 1:+.0%}",
         "compiled": f"in {human_seconds(compiled.seconds)}, with {compiled.host_peak_bytes / 2**30:.1f} GiB of this host's memory{_unfinished(compiled)}",
     }
