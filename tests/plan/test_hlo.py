@@ -320,7 +320,9 @@ def test_a_loop_until_a_number_is_large_enough_counts_once():
     """Its end is a fraction and its turns are known only when it runs."""
 
     def until(x):
-        return jax.lax.while_loop(lambda carry: carry[0] < 0.5, lambda carry: (jnp.abs(carry[1][0, 0]), carry[1] @ carry[1]), (0.0, x))
+        return jax.lax.while_loop(
+            lambda carry: carry[0] < 0.5, lambda carry: (jnp.abs(carry[1][0, 0]), carry[1] @ carry[1]), (jnp.zeros(()), x)
+        )
 
     text = jax.jit(until).lower(jnp.ones((8, 8))).compile().as_text()
     assert text is not None and count_program(text, {"data": 1}).flops == 2 * 8**3

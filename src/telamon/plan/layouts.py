@@ -34,8 +34,8 @@ class Layouts:
     free_batch: bool
     dropped: Counter[str] = field(default_factory=Counter)
     """How many were left out, for each reason."""
-    example: str = ""
-    """The message for the first of these."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """For each reason, the message for the first of these."""
 
     def __iter__(self) -> Iterator[RunConfig]:
         ways = list(itertools.product(_remats(), (False, True)))
@@ -77,8 +77,9 @@ class Layouts:
             check_devices(laid, self.topology.device_count)
             check_sharded(mesh, shapes=sharded_shapes(model, mesh), limit=laid.mesh.replicated_limit)
         except ConfigError as error:
-            self.example = self.example or str(error)
-            return _REASONS.get(str(error).partition("=")[0], "the model does not divide over the mesh")
+            reason = _REASONS.get(str(error).partition("=")[0], "the model does not divide over the mesh")
+            self.examples.setdefault(reason, str(error))
+            return reason
         return None
 
 

@@ -76,7 +76,8 @@ def search(
     layouts = Layouts(config, topology, free_batch)
     sized = [(laid, estimate_memory(laid, topology)) for laid in layouts]
     if not sized:
-        raise ConfigError(f"no layout of this run divides over the {topology.device_count} devices of {topology.text}: {layouts.example}")
+        reasons = "; ".join(layouts.examples.values())
+        raise ConfigError(f"no layout of this run divides over the {topology.device_count} devices of {topology.text}: {reasons}")
     dropped = Counter(layouts.dropped)
     considered = len(sized) + dropped.total()
     limit = round(topology.chip.hbm_bytes * (1 - MARGIN))
