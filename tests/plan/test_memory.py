@@ -1,5 +1,6 @@
 """Bytes by arithmetic, against figures counted by hand and the compiler's own analysis."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,15 +8,17 @@ import jax
 import pytest
 import tiny
 
+from telamon.config.load import load_run
 from telamon.config.schema import OptimizerConfig, RunConfig
 from telamon.errors import ConfigError
 from telamon.plan.memory import Memory, estimate_decode_memory, estimate_memory, split_compiled
 from telamon.plan.topology import parse_topology
+from telamon.records.record import read_records
 from telamon.train.job import make_job
 
 MILLION = {"vocab_size": 4035, "d_model": 200, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "d_ff": 128}
 
-LLAMA = {"vocab_size": 128256, "d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "d_ff": 14336, "tie_embeddings": False}
+RECORDS = Path(__file__).parents[2] / "docs" / "records"
 
 
 def _run(model: dict[str, Any] | None = None, *, mesh: dict[str, Any] | None = None, optimizer: Any = None, **train: Any) -> RunConfig:
@@ -90,22 +93,16 @@ def test_within_a_tenth_of_the_compilers_own_analysis(model: dict[str, Any], tra
     assert memory.total == pytest.approx(found.argument_size_in_bytes + found.temp_size_in_bytes, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    "topology, model, train, compiled",
-    [
-        ("v5e:2x2", {"d_model": 2048, "n_layers": 4, "n_heads": 16, "n_kv_heads": 8, "d_ff": 8192, "vocab_size": 32768}, (2048, 8), 2300),
-        ("v6e:4x4", LLAMA | {"n_layers": 8}, (4096, 32), 7709),
-        ("v6e:4x4", LLAMA, (4096, 32), 14625),
-    ],
-    ids=["0.3 G", "2.8 G", "8 G"],
-)
-def test_within_a_tenth_of_a_tpu_compilers_figures(topology: str, model: dict[str, Any], train: tuple[int, int], compiled: int):
-    """Arguments and temporaries in MB, as libtpu 0.0.52 gave them for steps of this library with whole recomputation and AdamW."""
-    seq_len, batch_size = train
-    config = _run(
-        {"head_dim": 128, **model}, seq_len=seq_len, batch_size=batch_size, loss_chunk=1024, remat="full", compute_dtype="bfloat16"
-    )
-    assert estimate_memory(config, parse_topology(topology)).total / 1e6 == pytest.approx(compiled, rel=0.1)
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+@pytest.mark.parametrize("preset", ["llama2-7b", "llama2-13b", "llama3.1-8b", "gemma-7b", "gemma2-9b", "gpt3-22b"])
+def test_near_the_peaks_that_compilers_for_accelerators_gave(preset: str, platform: str):
+    """Within 8 % of what the presets' records hold (`telamon verify --checks fits-on-tpu,fits-on-gpu`)."""
+    record = next(record for record in read_records(RECORDS) if record.file_name == f"{preset}.fits-on-{platform}.json")
+    machine, _, settings = record.hardware.partition(": ")
+    topology = parse_topology(machine)
+    config = load_run("default", [f"model.preset={preset}", *settings.partition("; ")[2].split()]).config
+    compiled = record.figure * topology.chip.hbm_bytes
+    assert estimate_memory(config, topology).total == pytest.approx(compiled, rel=0.08)
 
 
 def test_what_waits_in_the_hosts_memory_is_no_part_of_the_devices():

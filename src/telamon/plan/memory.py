@@ -10,7 +10,8 @@ What is stored (weights, moments, batch) is exact. What a step makes is a peak o
 With microbatches the sum of their gradients stands beside the first three. A block's and the loss's own needs are read from
 their jaxprs (see `plan.working_set`). Of TPUs and GPUs that are known, three things are taken to hold: attention is a kernel
 that keeps no scores in memory, unless `train.attention=chunked` says otherwise; all layers' weights are there in the type of
-activations too, for the compiler casts them once, before its loop over layers; and the allocator cannot use every byte.
+activations too, for the compiler casts them once, before its loop over layers; and on TPUs the loss takes the head in blocks.
+What allocators lose is not counted.
 """
 
 import functools
@@ -28,6 +29,7 @@ from telamon.config.checks import check_devices
 from telamon.config.schema import AXES, ModelConfig, OptimizerConfig, RunConfig
 from telamon.models.spec import ModelSpec, StackSpec
 from telamon.models.weights import Model, WeightInfo, flatten
+from telamon.parallel.local import BLOCK_BYTES
 from telamon.parallel.rules import weight_sharding
 from telamon.plan.blocks import loss_working, pattern_cost
 from telamon.plan.topology import Topology
@@ -41,8 +43,6 @@ PARTS = ("weights", "optimizer", "gradients", "activations", "temporaries", "inp
 """The parts of `Memory`."""
 
 _LOOKED_UP = ("embedding", "positions")
-_LOST = 0.15
-"""Share that the allocators of TPUs take beyond what is live: compiled steps of 0.3, 2.8 and 8 G parameters had 0.21, 0.14 and 0.20."""
 _SHORT = 8
 """Positions of a traced row where scores of attention take no memory: what else a block keeps grows with the tokens alone."""
 
@@ -225,8 +225,13 @@ class _Layout:
     """What a device works on: of heads and features that a mesh axis splits, its share."""
     itemsize: int
     """Bytes of an activation."""
-    kernels: bool
-    """The devices are known TPUs or GPUs, with a kernel for attention and a compiler that fuses more."""
+    platform: str | None
+    """`tpu` or `gpu` where the devices are known."""
+
+    @property
+    def kernels(self) -> bool:
+        """Whether the devices are known TPUs or GPUs, with a kernel for attention and a compiler that fuses more."""
+        return self.platform is not None
 
     @classmethod
     def of(cls, config: RunConfig, devices: Topology | int, *, rows: int | None = None) -> "_Layout":
@@ -239,7 +244,8 @@ class _Layout:
         itemsize = 2 if how.compute_dtype == "bfloat16" else 4
         model: Any = config.model
         sizes = tuple(totals.values())
-        return cls(totals, _mesh(sizes), max(1, round(share)), _work(model, sizes), itemsize, not isinstance(devices, int))
+        platform = None if isinstance(devices, int) else devices.chip.platform
+        return cls(totals, _mesh(sizes), max(1, round(share)), _work(model, sizes), itemsize, platform)
 
     def held(self, array: _Array) -> int:
         """Bytes of an array of the state on a device."""
@@ -318,15 +324,20 @@ class _Step:
             kept, made = sum(self.saved_by_stack[: number + 1]), sum(of_layers[number:])
             phases[layers[number]] = kept + cast + head + made + working + self._prefetched(number)
         tables = max((self.layout.whole(self.weights[name]) for name in _LOOKED_UP if name in self.weights), default=0)
+        if self.layout.totals["fsdp"] > 1 and self.layout.totals["tensor"] == 1:
+            tables = min(tables, 2 * BLOCK_BYTES)
         phases["embedding"] = self.gradients + (tables if self.layout.totals["fsdp"] > 1 or self.spec.tie_embeddings else 0)
         if self.config.train.accumulate > 1:
             phases = {name: size + self.gradients for name, size in phases.items()}
         settings = self.config.optimizer
         phases["update"] = self.gradients * (1 if settings.clip_norm is None else 2) + (self._fetched() if settings.offload else 0)
-        lost = _LOST if self.layout.kernels else 0.0
-        return {name: round(size * (1 + lost)) for name, size in phases.items()}
+        return phases
 
     def _loss(self) -> int:
+        if self._blocked_loss():
+            # A block of the head in the type of activations, its gradient, both before and after the sum, and the states' gradient.
+            block = min(BLOCK_BYTES, 4 * self.spec.d_model * self.spec.vocab_rows // self.layout.totals["tensor"])
+            return round(2.5 * block) + self.stream * (1 + 4 // self.layout.itemsize)
         how, rows = self.config.train, self.layout.rows
         columns = max((c for c in range(1, how.seq_len + 1) if how.seq_len % c == 0 and c * rows <= max(how.loss_chunk, rows)), default=1)
         vocab = self.spec.vocab_rows // self.layout.totals["tensor"]
@@ -334,6 +345,12 @@ class _Step:
         fixed = {"dtype": how.compute_dtype, "z_loss": how.z_loss, "adds_in_place": self.layout.kernels}
         moments = loss_working(self.spec.d_model, **fixed, **head)
         return most(moments, rows * columns) + self.stream
+
+    def _blocked_loss(self) -> bool:
+        """Whether Tokamax's kernel serves, which takes the head a block of columns at a time; it refuses more than is looked at here."""
+        how, spec = self.config.train, self.spec
+        plain = not how.z_loss and spec.final_softcap is None and spec.vocab_rows == spec.vocab_size
+        return self.layout.platform == "tpu" and how.loss != "chunked" and plain
 
     def _fetched(self) -> int:
         """Moments on the device while it updates: one weight's coming and one's going; where the host's memory is its own, all."""
