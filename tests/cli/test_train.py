@@ -50,6 +50,8 @@ def test_learning_rates_come_from_the_length_of_this_run(telamon, here):
         (["tiny", "mesh.tensor=8", "model.n_heads=8", "model.n_kv_heads=8", "mesh.data=2"], ["16", "8"]),
         (["tiny", "train.batch_size=12"], ["batch_size=12", "8 devices", "multiple of 8"]),
         (["tiny", "optimizer.schedule.warmup_steps=9"], ["warmup_steps=9", "steps=5"]),
+        (["tiny", "train.attention=splash"], ["train.attention=splash", "not for cpu", "auto, chunked"]),
+        (["tiny", "train.loss=tokamax"], ["train.loss=tokamax", "not for cpu", "auto, chunked"]),
         (["tinny"], ["tinny", "did you mean 'tiny'?"]),
         (["resume=runs/absent"], ["resume=runs/absent: no run there"]),
         (["resume="], ["resume=runs/first"]),
@@ -77,6 +79,7 @@ def test_a_run_goes_on_from_its_own_config_with_further_changes(telamon, here):
 
     answer = telamon("train", "resume=runs/first", "train.stop_at=none")
     assert answer.code == 0, answer.err
+    assert "picked attention: chunked; loss: chunked" in answer.out
     assert "resumed after step 1" in answer.out and "step 2/2" in answer.out and "step 1/2" not in answer.out
     assert load_run(here / "runs/first").config.train.stop_at is None
 

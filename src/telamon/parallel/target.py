@@ -25,11 +25,14 @@ class Target:
         return count
 
 
+def platform_name(platform: str) -> str:
+    """The platform of a device as in `Target`: a GPU calls itself by its maker's interface where no client stands behind it."""
+    return "gpu" if platform in ("cuda", "rocm") else platform
+
+
 def target() -> Target:
     """The target at this place of a trace: that of the mesh in force, else the default backend."""
     mesh = jax.sharding.get_abstract_mesh()
     device = None if mesh.empty else mesh.abstract_device
-    platform = jax.default_backend() if device is None else device.platform
-    # A GPU calls itself by its maker's interface in a topology that no client stands behind.
-    platform = "gpu" if platform in ("cuda", "rocm") else platform
+    platform = platform_name(jax.default_backend() if device is None else device.platform)
     return Target(platform, "" if device is None else device.device_kind, tuple(mesh.shape.items()))

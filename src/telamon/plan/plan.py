@@ -9,14 +9,13 @@ from telamon.config.hardware import chip_of_kind
 from telamon.config.load import plain
 from telamon.config.schema import RunConfig
 from telamon.errors import ConfigError, MissingCompiler
-from telamon.kernels import cross_entropy_pick, picks
-from telamon.kernels.attention import pick as attention_pick
 from telamon.parallel.mesh import check_slices
 from telamon.plan.aot import Compiled, compile_program
 from telamon.plan.cost import Prediction, predict
 from telamon.plan.memory import Memory, estimate_decode_memory, estimate_memory, split_compiled
 from telamon.plan.price import Price, price_of
 from telamon.plan.topology import Topology, missing_compiler
+from telamon.train.job import check_paths
 from telamon.watch.files import check_place
 
 
@@ -161,8 +160,7 @@ def _check_machine(config: RunConfig, topology: Topology) -> None:
     """Find at once what would be refused once the program is traced, and what arithmetic does not look at."""
     platform, slices = topology.chip.platform, topology.slices
     check_slices(config.mesh, slices, f"{topology.text} has {slices}", platform=platform)
-    picks.check_name("attention", attention_pick.PLATFORMS[platform], wanted=config.train.attention, platform=platform)
-    picks.check_name("loss", cross_entropy_pick.PLATFORMS[platform], wanted=config.train.loss, platform=platform)
+    check_paths(config, platform)
 
 
 def _program(name: Literal["train", "decode"], config: RunConfig, topology: Topology | None, request: Request, progress: bool) -> Program:

@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,10 +14,13 @@ from jax.sharding import Mesh
 from telamon.config.checks import check_devices
 from telamon.config.schema import RunConfig
 from telamon.errors import ConfigError
+from telamon.kernels import cross_entropy_pick, picks
+from telamon.kernels.attention import pick as attention_pick
 from telamon.models.decoder import Numerics
 from telamon.models.weights import Model, sharded_shapes
 from telamon.parallel.mesh import build_mesh
 from telamon.parallel.rules import check_sharded
+from telamon.parallel.target import platform_name
 from telamon.train.flags import check_flags, compile_with, xla_flags
 from telamon.train.loss import Loss, language_model_loss
 from telamon.train.optimizer import build_optimizer
@@ -54,6 +57,7 @@ class Job:
     ready: Programs | None = None
     """Train steps that need no compilation; none: they are compiled."""
     _programs: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
+    _picks: dict[int, Future[tuple[str, ...]]] = field(default_factory=dict)
     # Two at a time: most of a compilation runs on one core, and a third would take it from the data's preparation.
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "compile"))
     _lock: Any = field(default_factory=threading.Lock)
@@ -70,6 +74,15 @@ class Job:
     def train_step(self, rows: int) -> Any:
         """The compiled step `(state, batch) -> (state, metrics)` for a batch of `rows`; the state is donated."""
         return self.ready.steps[rows] if self.ready else self._program("train", rows).result()
+
+    def picks(self, rows: int) -> tuple[str, ...]:
+        """Which of its paths each operation of the step for `rows` takes, and why none before it; waits until the step is traced."""
+        program = self._program("train", rows)
+        picked = self._picks[rows]
+        wait((picked, program), return_when=FIRST_COMPLETED)
+        if not picked.done():
+            program.result()  # tracing failed, and this says how
+        return picked.result()
 
     def eval_step(self, rows: int) -> Any:
         """The compiled evaluation `(weights, batch) -> Measured`."""
@@ -106,13 +119,19 @@ class Job:
     def _program(self, kind: Kind, rows: int) -> Future[Any]:
         with self._lock:
             if (kind, rows) not in self._programs:
+                if kind == "train":
+                    self._picks[rows] = Future()
                 self._programs[kind, rows] = self._pool.submit(self._compile, kind, rows)
             return self._programs[kind, rows]
 
     def _compile(self, kind: Kind, rows: int) -> Any:
         phases.mark("compile begin")
         with jax.set_mesh(self.mesh):
-            compiled = self.compiled(self.lowered(kind, rows))
+            with picks.noted() as made:
+                lowered = self.lowered(kind, rows)
+            if kind == "train":
+                self._picks[rows].set_result(tuple(map(str, made)))
+            compiled = self.compiled(lowered)
         phases.mark("compile end")
         return compiled
 
@@ -145,6 +164,7 @@ def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
     model = Model(config.model.spec(), numerics(config))
     # One of this process's devices: another's can neither be compiled for nor asked. Of devices that are not there, any.
     device = next((device for device in mesh.devices.flat if device.process_index == jax.process_index()), mesh.devices.flat[0])
+    check_paths(config, platform_name(device.platform))
     check_flags(config, device)
     _check_host_memory(config, device)
     check_sharded(mesh, shapes=sharded_shapes(model, mesh), limit=config.mesh.replicated_limit)
@@ -155,6 +175,13 @@ def numerics(config: RunConfig) -> Numerics:
     """How a run's model is run in training."""
     how = config.train
     return Numerics(dtype=how.compute_dtype, remat=how.remat, attention=how.attention)
+
+
+def check_paths(config: RunConfig, platform: str) -> None:
+    """Raise ConfigError where the run names a path of attention or of the loss that a platform does not have."""
+    how = config.train
+    picks.check_name("attention", attention_pick.PLATFORMS.get(platform, ("chunked",)), wanted=how.attention, platform=platform)
+    picks.check_name("loss", cross_entropy_pick.PLATFORMS.get(platform, ("chunked",)), wanted=how.loss, platform=platform)
 
 
 def _check_host_memory(config: RunConfig, device: Any) -> None:

@@ -113,6 +113,8 @@ def train(
             console,
             f"  weights {weights_hash(state.weights, job.mesh)}, data {loader.data_hash[:16]}, config {fingerprint(config)} (hashes)",
         )
+        if job.ready is None:
+            line(console, f"  picked {'; '.join(job.picks(config.train.batch_size_at(first)))}")
         if config.profile.hlo and primary:
             line(console, f"  {write_hlo(job.train_step(config.train.batch_size_at(first)), run.path)}")
         trackers = open_trackers(
