@@ -14,20 +14,23 @@ PEAK, COMMAND = 0.9, 0.5
 
 
 def run(rounds: int) -> Result:
-    """Both commands in turns."""
+    """Both commands in turns, ours with and without code."""
     python_of(MAXTEXT)
-    return result(ahead.turns(WORK, rounds))
+    return result(ahead.turns(WORK, rounds, quick=True))
 
 
 def result(taken: Turns) -> Result:
     """What the turns show. Raises BenchmarkError where a side made no program."""
-    memories = {side: _memory(side, outcomes) for side, outcomes in (("Telamon", taken.telamon), ("MaxText", taken.maxtext))}
+    sides = {"Telamon": taken.telamon, "Telamon --quick": taken.quick, "MaxText": taken.maxtext}
+    memories = {side: _memory(side, outcomes) for side, outcomes in sides.items()}
     pairs = list(zip(taken.telamon, taken.maxtext, strict=True))
     figures = {
         "peak_of_maxtext": memories["Telamon"].peak / memories["MaxText"].peak,
         "command_of_maxtext": median(ours.seconds / theirs.seconds for ours, theirs in pairs),
+        "quick_command_of_maxtext": median(ours.seconds / theirs.seconds for ours, theirs in zip(taken.quick, taken.maxtext, strict=True)),
         "host_memory_of_maxtext": median(ours.host_bytes / theirs.host_bytes for ours, theirs in pairs),
-        **{f"{side.lower()}_peak_gb": memory.peak / 1e9 for side, memory in memories.items()},
+        "telamon_peak_gb": memories["Telamon"].peak / 1e9,
+        "maxtext_peak_gb": memories["MaxText"].peak / 1e9,
         "telamon_seconds": median(one.seconds for one in taken.telamon),
         "maxtext_seconds": median(one.seconds for one in taken.maxtext),
     }
@@ -35,7 +38,7 @@ def result(taken: Turns) -> Result:
         id="A1",
         title="llama3.1-8b's training step compiled for 16 chips of v6e on a host without any, against MaxText",
         columns=("side", "arguments GB", "temporaries", "outputs beside", "peak", "command s", "least - most", "this host's GB"),
-        rows=[_row("Telamon", memories["Telamon"], taken.telamon), _row("MaxText", memories["MaxText"], taken.maxtext)],
+        rows=[_row(side, memories[side], outcomes) for side, outcomes in sides.items()],
         figures={name: round(value, 3) for name, value in figures.items()},
         target=f"a device's peak at most {PEAK} × MaxText's, the command at most {COMMAND} × MaxText's",
         holds=figures["peak_of_maxtext"] <= PEAK and figures["command_of_maxtext"] <= COMMAND,
@@ -45,6 +48,8 @@ def result(taken: Turns) -> Result:
         notes=[
             f"T {WORK.seq_len}, {WORK.rows} rows a device, full recomputation, pure FSDP, AdamW, weights and moments in float32, bfloat16 activations.",
             *ahead.NOTES,
+            "The command that the target is about compiles as MaxText's does, to the end. With --quick ours stops the compiler once memory is "
+            "assigned: every figure of the plan is there by then but the size of the code.",
             f"{len(pairs)} rounds in turns. Memory of a device is the same in every round; times are medians, and ratios of times are medians "
             "of the ratios within a round.",
         ],

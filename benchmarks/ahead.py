@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from benchmarks.peers import MAXTEXT, python_of, versions_of
@@ -118,12 +119,23 @@ class Turns:
 
     telamon: list[Outcome] = field(default_factory=list)
     maxtext: list[Outcome] = field(default_factory=list)
+    quick: list[Outcome] = field(default_factory=list)
+    """Ours without the generation of code, where it was asked for."""
 
 
-def turns(work: Work, rounds: int, *, ours: bool = True) -> Turns:
-    """Both commands in turns; who begins a round changes from round to round. Not `ours`: MaxText alone."""
+def turns(work: Work, rounds: int, *, ours: bool = True, quick: bool = False) -> Turns:
+    """Both commands in turns; who begins a round changes from round to round.
+
+    Args:
+        work: what is compiled.
+        rounds: turns of each side.
+        ours: otherwise MaxText alone.
+        quick: ours with `--quick` as well, as a third side.
+    """
     taken = Turns()
-    sides = [("MaxText", compile_with_maxtext, taken.maxtext), ("Telamon", compile_with_telamon, taken.telamon)][: 1 + ours]
+    sides: list[Any] = [("MaxText", compile_with_maxtext, taken.maxtext)]
+    sides += [("Telamon", compile_with_telamon, taken.telamon)] * ours
+    sides += [("Telamon --quick", partial(compile_with_telamon, quick=True), taken.quick)] * quick
     for number in range(rounds):
         for name, compile_work, outcomes in sides if number % 2 else sides[::-1]:
             outcomes.append(compile_work(work))
@@ -149,9 +161,10 @@ def compile_with_maxtext(work: Work) -> Outcome:
     return Outcome(done.seconds, done.peak_bytes, maxtext_memory(done.output))
 
 
-def compile_with_telamon(work: Work) -> Outcome:
+def compile_with_telamon(work: Work, *, quick: bool = False) -> Outcome:
     """Our whole command."""
-    program = Program("Telamon", [sys.executable, "-m", "telamon", *work.telamon], "", _environment({}))
+    words = [*work.telamon, *(["--quick"] if quick else [])]
+    program = Program("Telamon", [sys.executable, "-m", "telamon", *words], "", _environment({}))
     done = finish(program, TIMEOUT)
     try:
         memory, refusal = telamon_memory(json.loads(done.output))

@@ -116,7 +116,7 @@ def no_environment(monkeypatch):
 @pytest.mark.usefixtures("no_environment")
 @pytest.mark.parametrize(("peak", "seconds", "holds"), [(9.0, 5.0, True), (9.1, 5.0, False), (9.0, 5.1, False)])
 def test_a1_holds_where_both_shares_do(peak, seconds, holds):
-    result = a1_compile.result(Turns([compiled(peak, seconds)] * 3, [compiled(10.0, 10.0, 2e9)] * 3))
+    result = a1_compile.result(Turns([compiled(peak, seconds)] * 3, [compiled(10.0, 10.0, 2e9)] * 3, [compiled(peak, 1.0)] * 3))
     assert result.holds is holds
     assert result.figures["peak_of_maxtext"] == pytest.approx(peak / 10)
     assert result.figures["command_of_maxtext"] == seconds / 10
@@ -126,7 +126,7 @@ def test_a1_holds_where_both_shares_do(peak, seconds, holds):
 @pytest.mark.usefixtures("no_environment")
 def test_a1_takes_no_side_without_a_program():
     with pytest.raises(BenchmarkError, match=r"MaxText made no program.*out of luck"):
-        a1_compile.result(Turns([compiled(1.0)], [Outcome(1.0, 1, None, "out of luck")]))
+        a1_compile.result(Turns([compiled(1.0)], [Outcome(1.0, 1, None, "out of luck")], [compiled(1.0)]))
 
 
 @pytest.mark.usefixtures("no_environment")
