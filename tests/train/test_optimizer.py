@@ -13,6 +13,7 @@ import tiny
 from telamon.config.schema import GroupConfig, OptimizerConfig, ScheduleConfig
 from telamon.errors import ConfigError
 from telamon.models.weights import Model, flatten
+from telamon.train.job import make_job
 from telamon.train.optimizer import build_optimizer
 
 MODEL = tiny.model(attention_bias=True, tie_embeddings=False)
@@ -138,3 +139,12 @@ def test_a_pattern_that_matches_no_weight_is_refused():
     settings = OptimizerConfig(groups=(GroupConfig(match="embedings", learning_rate=0.5),))
     with pytest.raises(ConfigError, match=r"optimizer\.groups: 'embedings' matches no weight; there are embedding, "):
         build_optimizer(tiny.run(optimizer=settings), MODEL)
+
+
+@pytest.mark.xdist_group("mesh")
+def test_muon_makes_one_layers_matrices_whole_at_a_time():
+    """A device that holds a quarter of each weight gathers them for the products: all at once were three times all weights."""
+    sizes = {"d_model": 128, "d_ff": 384, "n_layers": 24}
+    config = tiny.run(model=sizes, optimizer=OptimizerConfig(kind="muon"), seq_len=16, batch_size=4, remat="full")
+    job = make_job(config, devices=jax.devices()[:4])
+    assert job.train_step(4).memory_analysis().temp_size_in_bytes < 1.2 * 4 * job.model.parameter_count

@@ -105,12 +105,39 @@ def _labels(config: RunConfig, model: Model) -> Weights:
 
 
 def _muon(momentum: float, model: Model) -> optax.GradientTransformation:
+    """Muon (Jordan et al. 2024), for one layer of a stack after the other.
+
+    Its products read whole matrices. For all layers at once, devices would hold every matrix whole, and more than one of each.
+    """
+
     def dims(info: WeightInfo) -> optax.contrib.MuonDimensionNumbers | None:
         return None if info.matrix is None else optax.contrib.MuonDimensionNumbers(*info.matrix)
 
     dimensions = model.map_info(dims)
+    whole = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=lambda tree: _like(tree, dimensions))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+
+        def of_weight(gradient: Any, moment: Any, dims: Any) -> Any:
+            if _masked(gradient):
+                return gradient, moment
+            stacked = 0 not in (*dims.reduction_axis, *dims.output_axis)
+            own = optax.contrib.MuonDimensionNumbers(*(tuple(dim - stacked for dim in part) for part in dims))
+            rule = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=own)
+
+            def of_matrix(parts: tuple[jax.Array, jax.Array]) -> Any:
+                changed, after = rule.update(parts[0], state._replace(mu=parts[1]))
+                return changed, after.mu  # pyright: ignore[reportAttributeAccessIssue]
+
+            return jax.lax.map(of_matrix, (gradient, moment)) if stacked else of_matrix((gradient, moment))
+
+        both = jax.tree.map(of_weight, updates, state.mu, _like(updates, dimensions), is_leaf=_masked)
+        changed, moments = (jax.tree.map(lambda _, pair, n=n: pair[n], updates, both, is_leaf=_masked) for n in (0, 1))
+        return changed, state._replace(count=optax.safe_increment(state.count), mu=moments)
+
     return optax.chain(
-        optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=lambda tree: _like(tree, dimensions)),
+        optax.GradientTransformation(whole.init, update),
         optax.stateless(lambda updates, _: jax.tree.map(_scale_to_adamw, updates, _like(updates, dimensions))),
     )
 
