@@ -141,6 +141,14 @@ def test_the_compilers_figures_are_split_without_remainder():
     assert memory.total == 320 + 400 + 5 + 7
 
 
+def test_the_cache_of_a_decoding_step_is_a_part_of_its_arguments():
+    estimate = Memory(weights=100, activations=50, temporaries=10, inputs=8)
+    compiled = SimpleNamespace(argument_bytes=165, temp_bytes=60, output_bytes=55, alias_bytes=50, code_bytes=7)
+    memory = split_compiled(compiled, estimate, decoding=True)
+    assert (memory.weights, memory.activations, memory.inputs, memory.temporaries) == (100, 50, 15, 65)
+    assert memory.total == 165 + 60 + 5 + 7
+
+
 def test_a_compiler_that_needs_less_leaves_no_negative_part():
     compiled = SimpleNamespace(argument_bytes=310, temp_bytes=120, output_bytes=300, alias_bytes=300, code_bytes=0)
     memory = split_compiled(compiled, Memory(weights=100, optimizer=200, gradients=100, activations=50, inputs=10))

@@ -83,8 +83,9 @@ def test_no_line_is_wider_than_the_screen_and_none_begins_at_its_edge_after_a_fo
 
 
 def test_advice_is_given_for_what_matters(plan):
-    shown = _shown(plan)
-    assert "train.loss_chunk" in shown and "a smaller train.batch_size" not in shown
+    large = _with(plan, _GIB)  # beside its temporaries, the weights of so small a model are nothing
+    shown, advice = _shown(large, width=200), large.programs[0].memory.advice
+    assert advice["temporaries"] in shown and advice["weights"] not in shown and "weights" in shown
 
 
 def test_a_step_that_is_too_short_to_predict_says_so(plan):

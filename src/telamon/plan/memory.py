@@ -132,29 +132,38 @@ def estimate_decode_memory(config: RunConfig, devices: Topology | int, *, batch:
     )
     held = sum(layout.held(_Array(info, info.shape, item if info.matrix else 4)) for info in arrays.weights.values())
     logits = layout.rows * spec.vocab_rows // layout.totals["tensor"] * 4
-    return Memory(weights=held, activations=cached, temporaries=2 * logits, inputs=layout.rows * length * 8)
+    advice = {
+        "weights": f"a larger mesh.fsdp (now {layout.totals['fsdp']}) or mesh.tensor (now {layout.totals['tensor']})",
+        "activations": "fewer rows or tokens (--decode)",
+        "temporaries": "fewer rows (--decode)",
+    }
+    return Memory(weights=held, activations=cached, temporaries=2 * logits, inputs=layout.rows * length * 8, advice=advice)
 
 
-def split_compiled(compiled: Any, estimate: Memory) -> Memory:
+def split_compiled(compiled: Any, estimate: Memory, *, decoding: bool = False) -> Memory:
     """A compiled step's own figures, split into parts.
 
     Arguments are weights, optimizer and inputs, of which the first two are known exactly; inputs take the rest, with what the
-    compiler pads. Of temporaries the gradients and saved activations are the estimate's, and the rest is what remains.
+    compiler pads. Of temporaries the gradients and saved activations are the estimate's, and the rest is what remains. A
+    decoding step is given its cache, so that this is a part of the arguments.
 
     Args:
         compiled: its `argument_bytes`, `temp_bytes`, `output_bytes`, `alias_bytes` and `code_bytes` a device.
         estimate: of the same run on the same devices.
+        decoding: it is a decoding step.
     """
     fresh = compiled.temp_bytes + max(0, compiled.output_bytes - compiled.alias_bytes)
     gradients = min(fresh, estimate.gradients)
-    activations = min(fresh - gradients, estimate.activations)
+    given = max(0, compiled.argument_bytes - estimate.weights - estimate.optimizer)
+    activations = min(given if decoding else fresh - gradients, estimate.activations)
+    kept = 0 if decoding else activations
     return Memory(
         weights=estimate.weights,
         optimizer=estimate.optimizer,
         gradients=gradients,
         activations=activations,
-        temporaries=fresh - gradients - activations,
-        inputs=max(0, compiled.argument_bytes - estimate.weights - estimate.optimizer),
+        temporaries=fresh - gradients - kept,
+        inputs=given - (activations - kept),
         code=compiled.code_bytes,
         host=estimate.host,
         advice=estimate.advice,

@@ -181,5 +181,5 @@ def _program(name: Literal["train", "decode"], config: RunConfig, topology: Topo
     else:
         estimate = estimate_decode_memory(config, devices, batch=batch.batch, length=batch.length)
         what = f"decoding step for {batch.batch} rows of {batch.length} tokens"
-    memory = split_compiled(compiled, estimate) if compiled is not None and compiled.fits else estimate
+    memory = split_compiled(compiled, estimate, decoding=name == "decode") if compiled is not None and compiled.fits else estimate
     return Program(name, what, memory, estimate, compiled, limit)
