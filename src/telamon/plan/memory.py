@@ -135,7 +135,6 @@ def estimate_decode_memory(config: RunConfig, devices: Topology | int, *, batch:
     advice = {
         "weights": f"a larger mesh.fsdp (now {layout.totals['fsdp']}) or mesh.tensor (now {layout.totals['tensor']})",
         "activations": "fewer rows or tokens (--decode)",
-        "temporaries": "fewer rows (--decode)",
     }
     return Memory(weights=held, activations=cached, temporaries=2 * logits, inputs=layout.rows * length * 8, advice=advice)
 

@@ -97,11 +97,12 @@ def _name(program: Program, part: str) -> str:
 def _compiled(program: Program) -> dict[str, str]:
     compiled, (size, unit) = program.compiled, _bytes(program.memory.total)
     assert compiled is not None
+    products = "recomputation included" if program.name == "train" else "in products of matrices (fewer where a device has a single row)"
     return {
         "picked": "; ".join(compiled.attention),
         "kernels": ", ".join(f"{name} x {count}" for name, count in compiled.kernels) or "none: XLA's own",
         "XLA options": compiled.flags,
-        "FLOPs": f"{compiled.flops / 1e12:,.4g} T a device and step{', recomputation included' * (program.name == 'train')}",
+        "FLOPs": f"{compiled.flops / 1e12:,.4g} T a device and step, {products}",
         "estimate": f"{program.estimate.total / size:.2f} {unit} by arithmetic, {program.estimate.total / program.memory.total - 1:+.0%}",
         "compiled": f"in {human_seconds(compiled.seconds)}, with {compiled.host_peak_bytes / 2**30:.1f} GiB of this host's memory{_unfinished(compiled)}",
     }
