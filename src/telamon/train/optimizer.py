@@ -114,30 +114,32 @@ def _muon(momentum: float, model: Model) -> optax.GradientTransformation:
         return None if info.matrix is None else optax.contrib.MuonDimensionNumbers(*info.matrix)
 
     dimensions = model.map_info(dims)
-    whole = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=lambda tree: _like(tree, dimensions))
+    at_once = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=lambda tree: _like(tree, dimensions))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        del params
+        where = target()
+        if where.platform == "cpu" and where.device_count == 1:  # the default run's step takes a tenth longer in loops
+            return at_once.update(updates, state, params)
 
         def of_weight(gradient: Any, moment: Any, dims: Any) -> Any:
             if _masked(gradient):
-                return gradient, moment
+                return gradient
             stacked = 0 not in (*dims.reduction_axis, *dims.output_axis)
             own = optax.contrib.MuonDimensionNumbers(*(tuple(dim - stacked for dim in part) for part in dims))
             rule = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=own)
 
             def of_matrix(parts: tuple[jax.Array, jax.Array]) -> Any:
-                changed, after = rule.update(parts[0], state._replace(mu=parts[1]))
-                return changed, after.mu  # pyright: ignore[reportAttributeAccessIssue]
+                return rule.update(parts[0], state._replace(mu=parts[1]))[0]
 
             return jax.lax.map(of_matrix, (gradient, moment)) if stacked else of_matrix((gradient, moment))
 
-        both = jax.tree.map(of_weight, updates, state.mu, _like(updates, dimensions), is_leaf=_masked)
-        changed, moments = (jax.tree.map(lambda _, pair, n=n: pair[n], updates, both, is_leaf=_masked) for n in (0, 1))
+        changed = jax.tree.map(of_weight, updates, state.mu, _like(updates, dimensions), is_leaf=_masked)
+        # Not from the loops: what comes out of a loop cannot take the place of what went in.
+        moments = optax.tree.update_moment(updates, state.mu, momentum, 1)
         return changed, state._replace(count=optax.safe_increment(state.count), mu=moments)
 
     return optax.chain(
-        optax.GradientTransformation(whole.init, update),
+        optax.GradientTransformation(at_once.init, update),
         optax.stateless(lambda updates, _: jax.tree.map(_scale_to_adamw, updates, _like(updates, dimensions))),
     )
 
