@@ -1,6 +1,7 @@
 """Small files of a run directory, on a local disk or behind an fsspec URL."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,8 +38,8 @@ def check_place(path: str | os.PathLike[str], option: str) -> None:
         path: the file; folders on its way may be missing.
         option: what names it on the command line.
     """
-    if is_url(path):
-        return
+    if re.match(r"[a-z][a-z0-9+.-]+:/", os.fspath(path)):  # a `Path` has one of a URL's two slashes only
+        raise ConfigError(f"{option} {path} is no local file; write it here and copy it there")
     target = Path(path).absolute()
     if os.path.isdir(target):  # unlike pathlib's, silent where a folder on the way cannot be entered
         raise ConfigError(f"{option} {path} is a folder; name a file in it")
