@@ -68,8 +68,9 @@ class FoundLayouts:
 
     def _render(self) -> Iterator[RenderableType]:
         title = f"layouts for {self.topology.text} that fit, the fastest first by prediction"
-        columns = ["layout", "tokens/s a device", "MFU", "GiB a device"]
-        table = Table(*columns, *([] if self.chip_hour is None else ["tokens a dollar"]), title=title, title_justify="left")
+        columns = ["layout", "tokens/s\na device", "MFU", "GiB\na device"]  # narrow, so that a layout's words stay whole on 80 columns
+        table = Table(*columns, *([] if self.chip_hour is None else ["tokens\na dollar"]), title=title, title_justify="left")
+        table.columns[0].overflow = "fold"
         for column in table.columns[1:]:
             column.justify = "right"
         for candidate in self.found.candidates:
@@ -82,10 +83,10 @@ class FoundLayouts:
         yield table
         usable = self.topology.chip.hbm_bytes / 2**30
         yield Text(f"  a program may use {usable:.2f} GiB of a device; where not compiled (~), {MARGIN:.0%} of it stays free", style="dim")
-        yield Text(f"{self.found.considered:,} layouts considered, of which dropped:")
+        yield Text(f"{self.found.considered:,} layouts considered, of which dropped:{'' if self.found.dropped else ' none'}")
         for reason, count in sorted(self.found.dropped.items(), key=lambda item: -item[1]):
             yield Text(f"  {count:>6,}  {reason}")
-        yield Text(f"the first is in {self.file}: telamon train {self.file}", style="green")
+        yield Text(f"the first is in {self.file}; to train it:\n  telamon train {self.file}", style="green")
 
     def _price(self, candidate: Candidate) -> Price | None:
         return None if self.chip_hour is None else price_of(candidate.config, self.topology, candidate.prediction, chip_hour=self.chip_hour)

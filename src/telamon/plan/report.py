@@ -166,7 +166,7 @@ def _constants(plan: Plan) -> str:
 def _verdict(plan: Plan) -> str:
     lines = [_outcome(program) for program in plan.programs]
     if plan.saved is not None and plan.fits:
-        lines.append(f"the compiled training step is in {plan.saved}; use it with: telamon train RUN --compiled {plan.saved}")
+        lines.append(f"the compiled training step is in {plan.saved}; to use it:\n  telamon train RUN --compiled {plan.saved}")
     return "\n".join(lines)
 
 
