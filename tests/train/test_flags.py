@@ -47,6 +47,17 @@ def test_an_option_that_the_compiler_does_not_take_is_refused_before_anything_is
         make_job(tiny.run(xla_flags=flags), devices=jax.devices()[:1])
 
 
+@pytest.mark.parametrize(
+    ("text", "value", "kind"), [("null", "none", "none"), ("[1]", r"\[1\]", "a list"), ("{a: 1}", "{a: 1}", "a section")]
+)
+def test_what_is_no_value_of_an_option_is_refused_by_its_own_name(text, value, kind):
+    with pytest.raises(ConfigError, match=rf"^train\.xla_flags\.xla_any={value} .*must be true or false, a number, or text, not {kind}$"):
+        load_run("tiny", [f"train.xla_flags.xla_any={text}"])
+    for key in ("train.int", "bool"):
+        with pytest.raises(ConfigError, match=f"unknown key {key}"):
+            load_run("tiny", [f"{key}=1"])
+
+
 def test_an_option_of_the_hardware_that_this_compiler_does_not_take_points_at_the_versions():
     lowered = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
     with pytest.raises(ConfigError, match=r"xla_of_another_version=1 of presets/hardware .* constraints\.txt"):

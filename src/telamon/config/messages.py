@@ -16,7 +16,11 @@ _EXPECTED = {
     "tuple_type": "a list, such as [a, b]",
     "dict_type": "a mapping",
     "model_type": "a section with keys of its own",
+    "plain_type": "true or false, a number, or text",
 }
+
+_PLAIN = ("bool", "int", "float", "str")
+"""What pydantic adds to the path of a value that may be any of these, one error for each."""
 
 
 def show(value: Any) -> str:
@@ -49,6 +53,7 @@ def refuse(errors: list[dict[str, Any]], model: type[ModelConfig], where: Callab
 
     `model` is the class of the model section; `where` gives the place a key was set, such as "in tiny.yml".
     """
+    errors = _plain_values_once(errors)
     # A list with a wrong item is also reported as too short: that says nothing more.
     errors = [error for error in errors if not any(_within(other["loc"], error["loc"]) for other in errors)]
     message = _line(errors[0], model, where)
@@ -56,6 +61,17 @@ def refuse(errors: list[dict[str, Any]], model: type[ModelConfig], where: Callab
         others = ", ".join(_path(error) or "a combination" for error in errors[1:4])
         message += f"\nand {len(errors) - 1} more: {others}{', ...' if len(errors) > 4 else ''}"
     return ConfigError(message)
+
+
+def _plain_values_once(errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With one error instead of four for a value that is nothing plain."""
+    once = [
+        {**error, "type": "plain_type", "loc": error["loc"][:-1]}
+        for error in errors
+        if error["loc"][-1:] == _PLAIN[:1] and error["type"].startswith("bool_")
+    ]
+    plain = {(*error["loc"], name) for error in once for name in _PLAIN}
+    return [error for error in errors if error["loc"] not in plain] + once
 
 
 def _within(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
