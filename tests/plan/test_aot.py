@@ -253,6 +253,15 @@ def test_an_error_of_a_users_own_module_arrives_as_a_users_error(monkeypatch):
         compile_program(_RUN, None)
 
 
+def test_modules_that_the_parent_finds_are_found_by_the_child(monkeypatch, tmp_path):
+    """Such as one beside a script that asks for a plan from another working directory."""
+    (tmp_path / "beside_the_script.py").write_text("from telamon.errors import ConfigError\nraise ConfigError('found it')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = _RUN.model_copy(update={"run": _RUN.run.model_copy(update={"imports": ("beside_the_script",)})})
+    with pytest.raises(ConfigError, match=r"^found it$"):
+        compile_program(config, None, progress=False)
+
+
 def _wait_for(found):
     end = time.monotonic() + 20
     while not (result := found()):

@@ -6,6 +6,7 @@ parent needs no JAX.
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -138,6 +139,7 @@ def compile_program(
             "dump": str(dump) if quick and topology is not None and topology.chip.platform == "tpu" else None,
             "reply": str(reply),
             "parent": os.getpid(),
+            "path": [os.path.abspath(place) for place in sys.path],
         }
         request.write_text(json.dumps(wanted), encoding="utf-8")
         what = f"compiling the {program} step of {config.model.preset or config.model.family} for {'this machine' if topology is None else topology.text}"

@@ -226,7 +226,7 @@ class _Layout:
     totals: Mapping[str, int]
     """Size of each mesh axis over all slices."""
     mesh: AbstractMesh
-    """The mesh of a slice: across slices nothing but the batch is split."""
+    """The same as a mesh, by which weights are cut: over all slices too."""
     rows: int
     """Rows a device has of a microbatch."""
     work: "_Work"

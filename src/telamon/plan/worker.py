@@ -30,6 +30,8 @@ def main(request: str) -> None:
     """Do what a request says, and write its answer."""
     wanted = json.loads(Path(request).read_text(encoding="utf-8"))
     die_with_parent(wanted["parent"])
+    # Last, so that nothing there is taken for a package: modules of `run.imports` may stand beside the parent's script.
+    sys.path += [place for place in wanted["path"] if place not in sys.path]
     try:
         answer = _answer(wanted).to_json()
     except TelamonError as error:
