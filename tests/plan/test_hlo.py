@@ -141,6 +141,24 @@ def test_what_a_tpu_does_in_fusions_counts_once_and_as_what_it_is():
     assert found.flops == 2 * 32 * 32 * 16
 
 
+def test_what_sparse_cores_do_for_a_tpu_counts():
+    scatter = (
+        "reduce-scatter(%a), channel_id=2, replica_groups={{0,1,2,3},{4,5,6,7}}, use_global_device_ids=true, dimensions={0}, to_apply=%add"
+    )
+    before = (
+        "%add (l: f32[], r: f32[]) -> f32[] {\n  %l = f32[] parameter(0)\n  %r = f32[] parameter(1)\n  ROOT %s = f32[] add(%l, %r)\n}\n\n"
+        f"%sc (a: f32[8,128]) -> f32[2,128] {{\n  %a = f32[8,128] parameter(0)\n  ROOT %rs = f32[2,128] {scatter}\n}}\n"
+    )
+    found = _program(
+        _X,
+        '%s = ((), (), (s32[8])) custom-call-start(), async_execution_thread="sparsecore", custom_call_target="later", called_computations={%sc}',
+        "%u = ((f32[8,128]), f32[2,128], (s32[8])) custom-call-update(%s, %x)",
+        "ROOT %d = f32[2,128]{1,0} custom-call-done(%u)",
+        before=before,
+    )
+    assert found.collectives == (Collective("reduce-scatter", "fsdp", 8 * 128 * 4, 1),)
+
+
 def test_slices_talk_through_their_hosts_and_number_their_own_devices():
     """Data crosses two slices of four; within a slice its devices are 0 to 3."""
     found = _program(

@@ -129,6 +129,8 @@ class _Reader:
             total.flops += convolution_flops(op, computation)
         elif opcode == "custom-call":
             _add_kernel(total, op, computation)
+            for called in op.called:  # TPU's sparse cores run collectives this way
+                total.add(self.count(called))
         elif opcode == "while":
             total.add(self.count(op.name_of("body")), times=trip_count(op, computation, self._module))
         elif opcode == "send" and (between_slices := op.text("_xla_megascale_transfer_type")):
