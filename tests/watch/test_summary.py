@@ -41,13 +41,13 @@ def test_a_write_that_fails_leaves_the_old_file_whole(tmp_path, monkeypatch):
 
     write_summary(tmp_path, SUMMARY)
     before = (tmp_path / "summary.json").read_text()
-    real = Path.write_text
+    real = Path.write_bytes
 
-    def full_disk(self, text, **options):
-        real(self, text[: len(text) // 2], **options)
+    def full_disk(self, content):
+        real(self, content[: len(content) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full_disk)
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
     with pytest.raises(ConfigError, match=r"summary\.json: No space left"):
         write_summary(tmp_path, SUMMARY)
     assert (tmp_path / "summary.json").read_text() == before

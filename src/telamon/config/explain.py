@@ -22,7 +22,7 @@ def annotated(loaded: Loaded) -> str:
 def _annotate(loaded: Loaded, values: dict[str, Any], path: str) -> Iterator[str]:
     for key, value in values.items():
         here = f"{path}{key}"
-        if isinstance(value, dict):
+        if value and isinstance(value, dict):
             yield f"{key}:"
             yield from (f"  {line}" for line in _annotate(loaded, value, f"{here}."))
         elif value and isinstance(value, tuple) and all(isinstance(item, dict) for item in value):

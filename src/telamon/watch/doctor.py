@@ -72,7 +72,7 @@ def _tpu(devices: dict[str, Any]) -> Finding:
         return Finding("TPU", "in use")
     if not _installed("libtpu"):
         return Finding("TPU", "libtpu is not installed", "on a TPU machine: pip install 'telamon[tpu]'")
-    return Finding("TPU", "libtpu is installed, and JAX found no TPU", "unset JAX_PLATFORMS on a TPU machine")
+    return Finding("TPU", "libtpu is installed, and JAX found no TPU", "nothing for `telamon plan`; on a TPU machine, unset JAX_PLATFORMS")
 
 
 def _gpu(devices: dict[str, Any]) -> Finding:
@@ -83,7 +83,9 @@ def _gpu(devices: dict[str, Any]) -> Finding:
     if not _installed("jax-cuda13-plugin"):
         return Finding("GPU", f"{found}; JAX's CUDA plugin is not installed", "with an NVIDIA GPU: pip install 'telamon[cuda13]'")
     return Finding(
-        "GPU", f"{found}; the CUDA plugin is installed, and JAX found no GPU", "" if driver else "install the NVIDIA driver, 580 or newer"
+        "GPU",
+        f"{found}; the CUDA plugin is installed, and JAX found no GPU",
+        "" if driver else "nothing for `telamon plan`; with a GPU, install the NVIDIA driver, 580 or newer",
     )
 
 
