@@ -102,6 +102,12 @@ def test_the_support_page_is_that_of_the_records_and_each_names_a_preset_and_a_c
     assert faults(ROOT / "docs") == []
 
 
+@pytest.mark.parametrize("check", ["fits-on-tpu", "fits-on-gpu"])
+def test_each_preset_has_a_machine_on_which_it_was_seen_to_fit(check: str):
+    fitting = {one.preset for one in read_records(ROOT / "docs" / "records") if one.check == check and one.passed and not one.tiny}
+    assert fitting == set(presets.names("models"))
+
+
 def test_a_stale_page_and_records_of_what_is_gone_would_be_noticed(tmp_path):
     assert faults(tmp_path) == []
     record().write(tmp_path / "records")
