@@ -18,6 +18,7 @@ from telamon.errors import ConfigError
 from telamon.kernels import cross_entropy_tpu
 from telamon.kernels.cross_entropy import reference_cross_entropy
 from telamon.kernels.cross_entropy_pick import Request, choose, cross_entropy
+from telamon.parallel import local
 from telamon.parallel.target import Target
 
 B, T, D, V = 4, 50, 136, 300  # no multiples of a block's size, 128
@@ -77,7 +78,7 @@ def _compare(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("columns", [300, 384])
 def test_sums_and_gradients_equal_those_of_whole_logits(columns: int, interpreted: None, monkeypatch: pytest.MonkeyPatch):
     """Of a head in one block, and of one in three."""
-    monkeypatch.setattr(cross_entropy_tpu, "_BLOCK_BYTES", 4 * D * 128 if columns == 384 else 2**29)
+    monkeypatch.setattr(local, "BLOCK_BYTES", 4 * D * 128 if columns == 384 else 2**29)
     assert cross_entropy_tpu._columns(D, columns) == (128 if columns == 384 else 300)
     arrays = _arrays(columns)
     _compare(_results(cross_entropy_tpu.run, *arrays), _results(reference_cross_entropy, *arrays))

@@ -21,15 +21,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from telamon.kernels.cross_entropy import CrossEntropy
-from telamon.parallel.local import scatter_sum
+from telamon.parallel import local
 from telamon.parallel.rules import ACTIVATION_RULES, WEIGHT_RULES
 from telamon.parallel.target import Target
 
 _MODULE = "tokamax._src.ops.linear_softmax_cross_entropy_loss.pallas_mosaic_tpu_kernel"
-
-_BLOCK_BYTES = 2**29
-"""Of the gradient of a block of the head's columns, in float32. A whole head's takes 2 to 8 GB today, and is needed at the moment when all
-saved activations are there."""
 
 _ROOM = 40 << 20
 """Bytes of fast memory that blocks may take: enough for 1024 tokens by 1024 columns or more on any TPU. Larger blocks save
@@ -120,11 +116,11 @@ class _Axes(NamedTuple):
         """Devices along axes."""
         return math.prod(dict(self.sizes)[name] for name in names)
 
-    def each(self, local: Callable[..., Any], ins: tuple[PartitionSpec, ...], outs: tuple[PartitionSpec, ...]) -> Callable[..., Any]:
-        """`local` on each device's share; without a mesh of several, as it is."""
+    def each(self, on_one: Callable[..., Any], ins: tuple[PartitionSpec, ...], outs: tuple[PartitionSpec, ...]) -> Callable[..., Any]:
+        """`on_one` on each device's share; without a mesh of several, as it is."""
         if self.extent(tuple(name for name, _ in self.sizes)) == 1:
-            return local
-        return jax.shard_map(local, in_specs=ins, out_specs=outs, check_vma=False)
+            return on_one
+        return jax.shard_map(on_one, in_specs=ins, out_specs=outs, check_vma=False)
 
     @property
     def rows(self) -> PartitionSpec:
@@ -146,7 +142,7 @@ def _forward(axes: _Axes, hidden, head, targets, mask):
     """The sum over tokens, and for the gradient each token's log-normaliser [B, T]."""
     rows = _HeadRows.of(axes, head)
 
-    def local(x_BTD, w_DV, y_BT, mask_BT):
+    def on_one(x_BTD, w_DV, y_BT, mask_BT):
         x_MD, y_M = x_BTD.reshape(-1, x_BTD.shape[-1]), _own(axes, y_BT.reshape(-1), w_DV)
 
         def join(joined, start):
@@ -165,8 +161,8 @@ def _forward(axes: _Axes, hidden, head, targets, mask):
         nll = jnp.sum(mask_BT.reshape(-1) * (log_z_M - target_M))
         return jax.lax.psum(nll, axes.tokens), log_z_M.reshape(y_BT.shape)
 
-    run_local = axes.each(local, (axes.hidden, rows.partition, axes.rows, axes.rows), (PartitionSpec(), axes.rows))
-    nll, log_z = run_local(hidden, head.astype(hidden.dtype), targets, mask)
+    mapped = axes.each(on_one, (axes.hidden, rows.partition, axes.rows, axes.rows), (PartitionSpec(), axes.rows))
+    nll, log_z = mapped(hidden, head.astype(hidden.dtype), targets, mask)
     return nll, (hidden, head, targets, mask, log_z)
 
 
@@ -174,7 +170,7 @@ def _backward(axes: _Axes, residuals, d_nll):
     hidden, head, targets, mask, log_z = residuals
     rows = _HeadRows.of(axes, head)
 
-    def local(x_BTD, w_DV, y_BT, d_BT, log_z_BT):
+    def on_one(x_BTD, w_DV, y_BT, d_BT, log_z_BT):
         x_MD, y_M, d_M, log_z_M = (x.reshape(-1, *x.shape[2:]) for x in (x_BTD, y_BT, d_BT, log_z_BT))
         y_M = _own(axes, y_M, w_DV)
 
@@ -189,8 +185,8 @@ def _backward(axes: _Axes, residuals, d_nll):
         return jax.lax.psum(d_x_MD.astype(x_MD.dtype).reshape(x_BTD.shape), axes.vocab), d_w_DV
 
     ins = (axes.hidden, rows.partition, axes.rows, axes.rows, axes.rows)
-    run_local = axes.each(local, ins, (axes.hidden, rows.partition))
-    d_hidden, d_head = run_local(hidden, head.astype(hidden.dtype), targets, mask * d_nll, log_z)
+    mapped = axes.each(on_one, ins, (axes.hidden, rows.partition))
+    d_hidden, d_head = mapped(hidden, head.astype(hidden.dtype), targets, mask * d_nll, log_z)
     return d_hidden, d_head.astype(head.dtype), None, None
 
 
@@ -224,13 +220,14 @@ class _HeadRows(NamedTuple):
     def summed(self, d_block_DV: jax.Array) -> jax.Array:
         """A block's gradient summed over tokens, of which each device gets its rows."""
         d_block_DV = jax.lax.psum(d_block_DV, tuple(name for name in self.axes.tokens if name not in self.split))
-        return scatter_sum(d_block_DV, self.split, dim=0) if self.split else d_block_DV
+        return local.scatter_sum(d_block_DV, self.split, dim=0) if self.split else d_block_DV
 
 
 def _columns(D: int, V: int) -> int:
-    """Columns of a block of the head: the most in whole lanes that divide V and whose gradient stays within `_BLOCK_BYTES`; V if none do."""
-    fitting = [size for size in range(128, V, 128) if V % size == 0 and 4 * D * size <= _BLOCK_BYTES]
-    return V if 4 * D * V <= _BLOCK_BYTES else max(fitting, default=V)
+    """Columns of a block of the head: the most in whole lanes that divide V and whose gradient, needed when all
+    saved activations are there, stays within `local.BLOCK_BYTES`; V if none do."""
+    fitting = [size for size in range(128, V, 128) if V % size == 0 and 4 * D * size <= local.BLOCK_BYTES]
+    return V if 4 * D * V <= local.BLOCK_BYTES else max(fitting, default=V)
 
 
 def _within(columns: jax.Array, start: jax.Array, size: int) -> jax.Array:

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from telamon.parallel import local
-from telamon.parallel.local import block_size, own_rows
 
 TABLE_AXES = ("vocab", "embed")
 """Logical axes of a table of embeddings."""
@@ -24,7 +23,7 @@ def look_up(table: jax.Array, ids: jax.Array, dtype: str) -> jax.Array:
 
 def _forward(table: jax.Array, ids: jax.Array, dtype: str):
     residuals = (ids, jax.eval_shape(lambda: table))
-    shared = own_rows(ids.shape[0])
+    shared = local.own_rows(ids.shape[0])
     if shared is None:
         return table[ids].astype(dtype), residuals
     owned = shared.weight(TABLE_AXES, table.shape)
@@ -37,12 +36,12 @@ def _forward(table: jax.Array, ids: jax.Array, dtype: str):
 
 def _backward(dtype: str, residuals, d_rows: jax.Array):
     ids, table = residuals
-    shared = own_rows(ids.shape[0])
+    shared = local.own_rows(ids.shape[0])
     if shared is None:
         return _sum_of_rows(table.shape, ids, d_rows), None
     owned = shared.weight(TABLE_AXES, table.shape)
     V, D = table.shape
-    size = block_size(V, D * 4, most=local.BLOCK_BYTES) if shared.alone and owned[0] is None else V
+    size = local.block_size(V, D * 4, most=local.BLOCK_BYTES) if shared.alone and owned[0] is None else V
 
     def own(ids, d_rows):
         def block(start):

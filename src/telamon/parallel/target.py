@@ -1,5 +1,6 @@
 """Which device a program is traced for: with a mesh of an absent machine (ahead-of-time compilation), not the one at hand."""
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -19,10 +20,12 @@ class Target:
     @property
     def device_count(self) -> int:
         """Devices of the mesh; 1 without one."""
-        count = 1
-        for _, size in self.axes:
-            count *= size
-        return count
+        return self.extent(tuple(name for name, _ in self.axes))
+
+    def extent(self, names: str | tuple[str, ...] | None) -> int:
+        """Devices along mesh axes; those that are not there have one."""
+        listed = () if names is None else (names,) if isinstance(names, str) else names
+        return math.prod(dict(self.axes).get(name, 1) for name in listed)
 
 
 def platform_name(platform: str) -> str:

@@ -16,8 +16,7 @@ _SINKS = spec(("heads",), ACTIVATION_RULES)
 
 def refusal(request: Request) -> str | None:
     """Why a request does not come apart into whole rows and heads, a share for each device; None: it does."""
-    axes = dict(request.target.axes)
-    rows, parts, heads = (_extent(axes, names) for names in tuple(_HEADS)[:3])
+    rows, parts, heads = (request.target.extent(names) for names in tuple(_HEADS)[:3])
     if not request.aligned:
         return "it masks by index, and the keys of a cache are not the queries'"
     if parts > 1:
@@ -31,7 +30,7 @@ def refusal(request: Request) -> str | None:
 
 def rows_of_device(request: Request) -> int:
     """Rows that one device computes."""
-    return request.B // _extent(dict(request.target.axes), _HEADS[0])
+    return request.B // request.target.extent(_HEADS[0])
 
 
 def on_each_device(
@@ -59,11 +58,3 @@ def first_keys(places: Places, scores: Scores) -> jax.Array:
     if scores.chunk is not None:
         first = jnp.maximum(first, index - places.positions % scores.chunk)
     return jnp.where(places.segments > 0, first, index)
-
-
-def _extent(axes: dict[str, int], names: str | tuple[str, ...] | None) -> int:
-    """Devices that a dimension is split over."""
-    product = 1
-    for name in () if names is None else (names,) if isinstance(names, str) else names:
-        product *= axes.get(name, 1)
-    return product

@@ -24,10 +24,6 @@ class Places(NamedTuple):
     positions: jax.Array
     segments: jax.Array
 
-    def cut(self, stop: int) -> "Places":
-        """The first `stop` places."""
-        return Places(self.positions[:, :stop], self.segments[:, :stop])
-
 
 @dataclass(frozen=True)
 class Scores:
