@@ -3,14 +3,14 @@ import numpy as np
 import pytest
 import reference_numpy
 
-from telamon.layers.rope import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling, rotate, rotation, yarn_growth
+from telamon.layers.rope import LinearScaling, Llama3Scaling, Pairs, RopeConfig, RopeScaling, YarnScaling, rotate, rotation, yarn_growth
 
 
-def _rotated(x: np.ndarray, positions: list[int], *, theta: float, dtype=jnp.float32) -> np.ndarray:
+def _rotated(x: np.ndarray, positions: list[int], *, theta: float, dtype=jnp.float32, pairs: Pairs = "halves") -> np.ndarray:
     """x [T, H] of one head at these positions."""
     frequencies = RopeConfig(theta=theta).inverse_frequencies(x.shape[-1])
     rows = jnp.asarray(x, dtype)[None, :, None, :]
-    out = rotate(rows, rotation(jnp.asarray([positions], jnp.int32), frequencies))
+    out = rotate(rows, rotation(jnp.asarray([positions], jnp.int32), frequencies), pairs)
     assert out.dtype == dtype
     return np.asarray(out.astype(jnp.float32))[0, :, 0]
 
@@ -21,6 +21,23 @@ def test_equals_rotations_pair_by_pair(theta: float):
     positions = [0, 1, 7, 100]
     expected = [reference_numpy.rotate(row.astype(np.float64), p, theta) for row, p in zip(x, positions, strict=True)]
     np.testing.assert_allclose(_rotated(x, positions, theta=theta), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(("positions", "atol"), [([0, 1, 7, 100], 2e-5), ([8_191, 8_192, 131_071], 0.02)])
+def test_interleaved_pairs_are_neighbours_that_stay_where_they_were(positions: list[int], atol: float):
+    """As complex numbers x[2i] + i x[2i + 1] times e^(i angle) in float64. A float32 angle of 131,071 radians is rounded by 0.008."""
+    x = np.random.default_rng(0).standard_normal((len(positions), 8)).astype(np.float32)
+    angles = np.outer(positions, 10_000.0 ** (-np.arange(0, 8, 2) / 8))
+    turned = x.astype(np.float64).view(np.complex128) * np.exp(1j * angles)
+    np.testing.assert_allclose(_rotated(x, positions, theta=10_000.0, pairs="interleaved"), turned.view(np.float64), atol=atol)
+
+
+def test_interleaved_pairs_are_halves_in_another_order():
+    """So a permutation of the features turns one into the other, at any position and bit for bit."""
+    x = np.random.default_rng(2).standard_normal((3, 8)).astype(np.float32)
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    interleaved = _rotated(x, [1, 5_000, 1_000_000], theta=500_000.0, pairs="interleaved")
+    np.testing.assert_array_equal(interleaved[:, order], _rotated(x[:, order], [1, 5_000, 1_000_000], theta=500_000.0))
 
 
 def test_neighbouring_positions_differ_under_bfloat16():

@@ -107,7 +107,7 @@ class Attention(nnx.Module):
         q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)
         if config.rope is not None:
             by = ctx.shared_by(config, config.rotation_name)
-            q_BTNH, k_BTKH = rotate(q_BTNH, by), rotate(k_BTKH, by)
+            q_BTNH, k_BTKH = (rotate(x, by, config.rope.pairs) for x in (q_BTNH, k_BTKH))
         k, v = k_BTKH, v_BTKH
         if cache is not None:
             assert ctx.write_index is not None, "a cache needs the slot to write"

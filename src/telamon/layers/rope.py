@@ -1,4 +1,5 @@
-"""Rotary position embedding (Su et al. 2021, section 3.2), with the two halves of a head paired as Llama's checkpoints do.
+"""Rotary position embedding (Su et al. 2021, section 3.2), with a head's halves paired as Llama 3's checkpoints have it, or its
+neighbours, as the paper and Llama 4's have it.
 
 A scaling stretches the wavelengths of a model that was trained on short text for use on longer text. Every constant comes
 from the config: none depends on a model's name.
@@ -104,12 +105,18 @@ def yarn_growth(factor: float, weight: float = 1.0) -> float:
 
 RopeScaling = Annotated[LinearScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")]
 
+Pairs = Literal["halves", "interleaved"]
+
 
 class RopeConfig(Section):
     """How angles grow with position."""
 
     theta: Annotated[float, Field(gt=0)] = Field(default=10_000.0, description="Base of the geometric series of wavelengths.")
     scaling: RopeScaling | None = Field(default=None, description="How wavelengths are stretched for longer text.")
+    pairs: Pairs = Field(
+        default="halves",
+        description="What turns together: halves (features i and i + H/2, Llama 3) or interleaved (2i and 2i + 1, Llama 4).",
+    )
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
         """Angle per position of each pair, in radians: [H/2] float32, rounded once."""
@@ -137,9 +144,15 @@ def rotation(positions: jax.Array, inverse_frequencies: np.ndarray | jax.Array, 
     return Rotation(amplitude * jnp.cos(angles), amplitude * jnp.sin(angles))
 
 
-def rotate(x: jax.Array, by: Rotation) -> jax.Array:
-    """Rotate the pairs (x[i], x[i + H/2]) of x [B, T, N, H], in float32 whatever the type of x."""
+def rotate(x: jax.Array, by: Rotation, pairs: Pairs = "halves") -> jax.Array:
+    """Rotate the pairs of x [B, T, N, H], (x[i], x[i + H/2]) or (x[2i], x[2i + 1]), in float32 whatever the type of x; each stays where it was."""
     cos, sin = by.cos[:, :, None, :], by.sin[:, :, None, :]
-    first, second = jnp.split(narrow(x).astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    x32 = narrow(x).astype(jnp.float32)
+    if pairs == "interleaved":
+        paired = x32.reshape(*x.shape[:-1], -1, 2)
+        first, second = paired[..., 0], paired[..., 1]
+    else:
+        first, second = jnp.split(x32, 2, axis=-1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    rotated = jnp.stack(turned, axis=-1).reshape(x.shape) if pairs == "interleaved" else jnp.concatenate(turned, axis=-1)
     return rotated.astype(x.dtype)
