@@ -1,5 +1,6 @@
 """The parts of a block against loops in float64."""
 
+import functools
 import re
 from dataclasses import replace
 from typing import Any
@@ -89,22 +90,48 @@ def test_gated_mlp_equals_the_formula(bias: bool):
     assert aux == {}
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_the_gates_own_backward_pass_equals_autodiff(activation: str):
-    """With a cotangent other than 1, for both inputs."""
-    formulas = {
-        "silu": lambda x: x / (1 + jnp.exp(-x)),
-        "gelu_tanh": lambda x: x / 2 * (1 + jnp.tanh((2 / jnp.pi) ** 0.5 * (x + 0.044715 * x**3))),
-    }
-    gate, up, d_out = (jnp.asarray(x, jnp.float32) for x in np.random.default_rng(0).standard_normal((3, 4, 9)))
+GATES = {
+    "silu": lambda x, up: x / (1 + np.exp(-x)) * up,
+    "gelu_tanh": lambda x, up: x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))) * up,
+    "swiglu_oss": lambda x, up: x / (1 + np.exp(-1.702 * x)) * (up + 1),
+}
 
-    def both(function: Any) -> Any:
-        return jax.jit(lambda gate, up: jax.vjp(function, gate, up)[1](2.5 * d_out))(gate, up)
 
-    for ours, theirs in zip(
-        both(lambda gate, up: gated(activation, gate, up)), both(lambda gate, up: formulas[activation](gate) * up), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+@pytest.mark.parametrize("limit", [None, 0.7])
+@pytest.mark.parametrize("activation", GATES)
+def test_gates_and_their_own_backward_pass_equal_the_formula(activation: str, limit: float | None):
+    """Against differences in float64, with a cotangent other than 1; beyond the limit a gradient is zero, and a gate has no lower limit."""
+    gate, up, d_out = np.random.default_rng(0).standard_normal((3, 4, 9)).astype(np.float32).astype(np.float64)
+
+    def formula(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        return GATES[activation](gate, up) if limit is None else GATES[activation](np.minimum(gate, limit), np.clip(up, -limit, limit))
+
+    out, pullback = jax.vjp(functools.partial(gated, activation, limit), *(jnp.asarray(x, jnp.float32) for x in (gate, up)))
+    d_gate, d_up = pullback(jnp.asarray(2.5 * d_out, jnp.float32))
+    np.testing.assert_allclose(out, formula(gate, up), atol=1e-6)
+    step = 1e-6
+    np.testing.assert_allclose(d_gate, 2.5 * d_out * (formula(gate + step, up) - formula(gate - step, up)) / (2 * step), atol=1e-5)
+    np.testing.assert_allclose(d_up, 2.5 * d_out * (formula(gate, up + step) - formula(gate, up - step)) / (2 * step), atol=1e-5)
+    if limit is not None:
+        assert not d_gate[gate > limit].any() and not d_up[np.abs(up) > limit].any()
+        assert (gate > limit).any() and (up > limit).any() and (up < -limit).any()
+        assert d_gate[gate < -limit].all()
+
+
+def test_a_gate_at_its_limit_keeps_its_gradient():
+    """As in PyTorch. In bfloat16 many values fall on the limit itself."""
+    at = jnp.asarray([[7.0, -7.0]], jnp.bfloat16)
+    d_gate, d_up = jax.vjp(functools.partial(gated, "swiglu_oss", 7.0), at, at)[1](jnp.ones((1, 2), jnp.bfloat16))
+    np.testing.assert_allclose(d_up.astype(jnp.float32), [[7.0, -7.0 / (1 + np.exp(1.702 * 7))]], rtol=1e-2)
+    np.testing.assert_allclose(d_gate[0, 0].astype(jnp.float32), 8.0, rtol=1e-2)
+
+
+def test_the_mlp_hands_its_limit_on():
+    plain, cut = (GatedMLPConfig(d_ff=20, activation="swiglu_oss", limit=limit) for limit in (None, 0.1))
+    module: Any = plain.build(d_model=D, n_layers=2, rngs=nnx.Rngs(0))
+    out = module(_input(), _context())[0]
+    module.config = cut
+    assert np.abs(module(_input(), _context())[0] - out).max() > 0.01
 
 
 def test_maps_into_the_stream_start_smaller_in_deeper_models():
