@@ -95,6 +95,27 @@ def test_blocks_equal_the_reference_in_value_and_gradient(T: int):
         np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.parametrize("width", [5, 12])
+def test_values_may_be_of_another_width_than_keys(width: int):
+    """Narrower and wider, over several blocks: the first features of values of the keys' width, and of two such side by side."""
+    positions, segments = _layout(300)
+    q, k, v = _arrays(4, 300, 300)
+    wide = jnp.concatenate([v, 2.0 * v], axis=-1)
+    mask = _visible(positions, segments)
+
+    def first(q, k, wide):
+        halves = [_reference(q, k, half, mask) for half in jnp.split(wide, 2, axis=-1)]
+        return jnp.concatenate(halves, axis=-1)[..., :width]
+
+    def of_width(function, *rest):
+        return lambda q, k, wide: function(q, k, wide[..., :width], *rest)
+
+    expected = _value_and_gradients(first, q, k, wide)
+    for function in (of_width(_blockwise, positions, segments), of_width(_reference, mask)):
+        for name, ours, theirs in zip("oqkv", _value_and_gradients(function, q, k, wide), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=name)
+
+
 @pytest.mark.parametrize(("T", "window", "pairs"), [(6, 3, 15), (6, 6, 21), (6, 100, 21), (2048, 512, 917_760)])
 def test_a_window_of_w_is_w_keys(T: int, window: int, pairs: int):
     """Row i sees the keys max(0, i - w + 1) to i. One key too many would give 18 and 919,296 pairs."""

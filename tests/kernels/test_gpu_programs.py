@@ -54,9 +54,10 @@ def _places(T: int) -> Places:
     return Places(jnp.asarray(np.stack(positions), jnp.int32), jnp.asarray(np.stack(segments), jnp.int32))
 
 
-def _arrays(T: int) -> list[jax.Array]:
+def _arrays(T: int, value_dim: int = H) -> list[jax.Array]:
     rng = np.random.default_rng(0)
-    return [jnp.asarray(rng.standard_normal((4, T, heads, H)), jnp.float32) for heads in (N, K, K)]
+    sizes = ((N, H), (K, H), (K, value_dim))
+    return [jnp.asarray(rng.standard_normal((4, T, *size)), jnp.float32) for size in sizes]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -75,10 +76,15 @@ def test_the_first_key_and_those_up_to_the_query_are_what_it_sees(scores: Scores
     np.testing.assert_array_equal(ranges[~real].sum(axis=-1), 1)
 
 
-@pytest.mark.parametrize("scores", [Scores(0.3, window=13), Scores(0.5, window=30, chunk=11), Scores(0.4, softcap=2.0)], ids=str)
-def test_every_twin_equals_the_reference_in_value_and_gradient(scores: Scores):
-    """Documents, padding, groups of heads, scale, windows of exactly W keys, chunks and caps as a path hands them to its library."""
-    places, arrays = _places(50), _arrays(50)
+@pytest.mark.parametrize(
+    ("scores", "value_dim"),
+    [(Scores(0.3, window=13), H), (Scores(0.5, window=30, chunk=11), H // 2), (Scores(0.4, softcap=2.0), H), (Scores(0.3), H + 8)],
+    ids=str,
+)
+def test_every_twin_equals_the_reference_in_value_and_gradient(scores: Scores, value_dim: int):
+    """Documents, padding, groups of heads, scale, windows of exactly W keys, chunks and caps as a path hands them to its library;
+    values as wide as keys, narrower and wider."""
+    places, arrays = _places(50), _arrays(50, value_dim)
     mask = visible(places, places, scores.window, scores.chunk)
     expected = _value_and_gradients(functools.partial(reference_attention, mask=mask, scores=scores), *arrays)
     for name, run in TWINS.items():
@@ -170,23 +176,35 @@ def _step(path: str, scores: Scores) -> Callable[..., Any]:
     return step
 
 
-def _shapes(T: int, **options: Any) -> tuple[Any, ...]:
+def _shapes(T: int, widths: tuple[int, int] = (64, 64), **options: Any) -> tuple[Any, ...]:
+    """Of queries, keys and values of these widths, and their places."""
     ids: Any = jax.ShapeDtypeStruct((2, T), jnp.int32, **options)
-    q, k, v = (jax.ShapeDtypeStruct((2, T, heads, 64), jnp.bfloat16, **options) for heads in (N, K, K))
+    sizes = ((N, widths[0]), (K, widths[0]), (K, widths[1]))
+    q, k, v = (jax.ShapeDtypeStruct((2, T, *size), jnp.bfloat16, **options) for size in sizes)
     return q, k, v, Places(ids, ids)
+
+
+CUDNN = {"__cudnn$fmhaScaleBiasSoftmax": 2, "__cudnn$fmhaScaleBiasSoftmaxBackward": 1}
+LATENT = (192, 128)
+"""Widths of DeepSeek's queries and keys, and of its values."""
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
-    ("kind", "path", "scores", "kernels"),
+    ("kind", "path", "scores", "widths", "kernels"),
     [
-        (H100, "cudnn", Scores(0.1, window=100), {"__cudnn$fmhaScaleBiasSoftmax": 2, "__cudnn$fmhaScaleBiasSoftmaxBackward": 1}),
-        (H100, "tokamax", Scores(0.1, window=100, softcap=9.0), {"mosaic_gpu_v2": 4}),
-        (B200, "tokamax", Scores(0.1, chunk=100), {"mosaic_gpu_v2": 4}),
-        (A100, "tokamax", Scores(0.1), {"__gpu$xla.gpu.triton": 3}),
+        (H100, "cudnn", Scores(0.1, window=100), (64, 64), CUDNN),
+        (H100, "cudnn", Scores(0.1), LATENT, CUDNN),
+        (H100, "tokamax", Scores(0.1, window=100, softcap=9.0), (64, 64), {"mosaic_gpu_v2": 4}),
+        (H100, "tokamax", Scores(0.1), LATENT, {"mosaic_gpu_v2": 4}),
+        (B200, "tokamax", Scores(0.1, chunk=100), LATENT, {"mosaic_gpu_v2": 4}),
+        (A100, "tokamax", Scores(0.1), (64, 64), {"__gpu$xla.gpu.triton": 3}),
+        (A100, "tokamax", Scores(0.1), LATENT, {"__gpu$xla.gpu.triton": 3}),
     ],
 )
-def test_a_lowered_program_calls_the_kernels_of_its_gpu(kind: str, path: str, scores: Scores, kernels: dict[str, int]):
+def test_a_lowered_program_calls_the_kernels_of_its_gpu(
+    kind: str, path: str, scores: Scores, widths: tuple[int, int], kernels: dict[str, int]
+):
     """Forward, again for the gradient, and backward (Mosaic's of queries and of keys apart), split over four devices.
 
     There is no GPU and no CUDA here, and the layer is traced once more after the call, as in a model that keeps no activations.
@@ -195,7 +213,7 @@ def test_a_lowered_program_calls_the_kernels_of_its_gpu(kind: str, path: str, sc
     sizes = tuple({"fsdp": 2, "tensor": 2}.get(axis, 1) for axis in AXES)
     mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
-        text = jax.jit(_step(path, scores)).trace(*_shapes(256)).lower(lowering_platforms=("cuda",)).as_text()
+        text = jax.jit(_step(path, scores)).trace(*_shapes(256, widths)).lower(lowering_platforms=("cuda",)).as_text()
     found = re.findall(r"custom_call @([^ (]+)", text)
     assert {name: found.count(name) for name in kernels} == kernels
 

@@ -77,6 +77,17 @@ def test_both_kernels_equal_the_reference(made: ModuleType, scores: Scores):
     np.testing.assert_array_equal(np.asarray(ours[0])[np.asarray(PACKED.segments) == 0], 0.0)
 
 
+def test_both_kernels_take_values_of_another_width(made: ModuleType):
+    """Values of half the keys' width, as in latent attention."""
+    q, k, v, d_out = _arrays(2, T)
+    ours, theirs = (
+        _results(f, Scores(0.3), PACKED, q, k, v[..., : H // 2], d_out[..., : H // 2], None)
+        for f in (functools.partial(_kernel), _reference)
+    )
+    for name, x, y in zip(["out", "q", "k", "v"], ours, theirs, strict=True):
+        np.testing.assert_allclose(x, y, atol=3e-5, err_msg=name)
+
+
 def test_bfloat16_stays_near_float32():
     """Scores and sums are float32; queries are rounded once more than in the reference, by the scale."""
     arrays = _arrays(2, T)

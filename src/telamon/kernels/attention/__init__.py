@@ -30,7 +30,7 @@ def attention(
     Args:
         q: queries [B, T, N, H]. Query head n reads kv head n // G, with G = N / K.
         k: keys [B, S, K, H].
-        v: values [B, S, K, H].
+        v: values [B, S, K, H], or of another width than the keys', as in latent attention.
         queries, keys: where the queries [B, T] and the keys [B, S] are.
         scores: how products become scores, the window and the chunk.
         aligned: keys are the queries' own tokens in the same order, and positions rise by one within a segment; so no query
@@ -40,12 +40,12 @@ def attention(
             a run names is for its training rows.
 
     Returns:
-        [B, T, N, H] in the type of `v`.
+        [B, T, N, H], of the values' width, in the type of `v`.
 
     Raises:
         ConfigError: the named path cannot do what is asked, with the reason.
     """
     (B, T, N, H), (_, S, K, _) = q.shape, k.shape
-    request = Request(target(), B, T, S, N, K, H, str(q.dtype), scores, sinks is not None, aligned)
+    request = Request(target(), B, T, S, N, K, max(H, v.shape[3]), str(q.dtype), scores, sinks is not None, aligned)
     picked = choose(request, path if aligned else "auto")
     return PATHS[picked.path].run(q, k, v, queries=queries, keys=keys, scores=scores, aligned=aligned, sinks=sinks)

@@ -62,7 +62,7 @@ def run(
     sinks_KG = None if sinks is None else sinks.astype(jnp.float32).reshape(K, N // K)
     layout = _layout(T, k.shape[1], _CPU if target().platform == "cpu" else _ACCELERATOR, aligned=aligned, reach=scores.reach)
     out_BKGTH = _blocked(scores, layout, q_BKGTH, k_BKSH, v_BKSH, sinks_KG, queries, keys)
-    return out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
+    return out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, v.shape[3])
 
 
 class _Span(NamedTuple):
@@ -185,7 +185,7 @@ def _block_forward(rule: Scores, q, queries: Places, k, v, sinks, keys: Places):
     total = jnp.sum(weights, axis=-1, keepdims=True)
     if sinks is not None:
         total += jnp.exp(sinks[:, :, None, None] - top)
-    out = product(weights.astype(v.dtype).reshape(B, K, G * C, S), v, jnp.float32).reshape(B, K, G, C, H)
+    out = product(weights.astype(v.dtype).reshape(B, K, G * C, S), v, jnp.float32).reshape(B, K, G, C, v.shape[3])
     some = jnp.any(seen_BCS, axis=-1)[:, None, None, :, None]
     # An infinite normaliser makes every weight of a query that sees nothing 0 in the gradient too.
     norm = jnp.where(some, top + jnp.log(total), -HIDDEN)[..., 0]
@@ -230,7 +230,7 @@ def _block_backward(rule: Scores, q, d_out, norm, delta, queries: Places, k, k_B
     """
     B, K, G, C, H = q.shape
     S = k.shape[2]
-    q_rows, d_rows = q.reshape(B, K, G * C, H), d_out.reshape(B, K, G * C, H)
+    q_rows, d_rows = q.reshape(B, K, G * C, H), d_out.reshape(B, K, G * C, v.shape[3])
     norm_rows, delta_rows = norm.reshape(B, K, 1, G * C), delta.reshape(B, K, 1, G * C)
     seen_BSC = jnp.swapaxes(visible(queries, keys, rule.window, rule.chunk), 1, 2)
     seen = jnp.broadcast_to(seen_BSC[:, None, :, None], (B, 1, S, G, C)).reshape(B, 1, S, G * C)

@@ -77,11 +77,18 @@ def _whole_rows(
 ):
     """Attention of one device's rows and heads."""
     del sinks
+    wide, width = max(q.shape[-1], v.shape[-1]), v.shape[-1]
+    q, k, v = (_widened(x, wide) for x in (q, k, v))  # cuDNN would take other values than keys on some GPUs; JAX's function takes none
     # Padding sees itself in there, for a softmax over something. Its output is made zero, and so are its gradients.
     itself = jnp.eye(q.shape[1], dtype=bool)
     mask = (visible(places, places, scores.window, scores.chunk) | itself)[:, None]
     out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scores.scale, is_causal=True, implementation=implementation)
-    return jnp.where((places.segments > 0)[:, :, None, None], out, 0)
+    return jnp.where((places.segments > 0)[:, :, None, None], out[..., :width], 0)
+
+
+def _widened(x: jax.Array, width: int) -> jax.Array:
+    """Zeros behind the features: they add nothing to a score, and stay zeros in what a query gets."""
+    return jnp.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])]) if x.shape[-1] < width else x
 
 
 def _missing() -> str | None:

@@ -67,6 +67,7 @@ class Request:
     N: int
     K: int
     H: int
+    """Features of a query, a key and a value, of whichever most."""
     dtype: str
     """Type of queries, keys and values."""
     scores: Scores
