@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from telamon.kernels.attention import SAVED
+from telamon.kernels import attention, experts
 from telamon.kernels.cross_entropy import capped
 from telamon.kernels.embedding import look_up
 from telamon.layers.param import table
@@ -22,9 +22,10 @@ BLOCK_INPUT = "block_input"
 REMAT_POLICIES = {
     "none": None,
     "full": jax.checkpoint_policies.nothing_saveable,
-    # A kernel of attention hides its products: what it gives is kept by name.
+    # Kernels and loops hide their products: what those of attention and of experts give is kept by name.
     "dots": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(SAVED)
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(attention.SAVED, experts.SAVED),
     ),
     "offload": jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[], names_which_can_be_offloaded=[BLOCK_INPUT], offload_src="device", offload_dst="pinned_host"

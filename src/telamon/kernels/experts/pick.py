@@ -1,0 +1,49 @@
+"""Which path of the grouped matmul serves a request: the first of its platform's list that does not refuse."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from telamon.kernels.experts import blocked, ragged_dot
+from telamon.kernels.experts.rule import Request
+from telamon.kernels.picks import Pick, first_that_serves
+
+__all__ = ["PATHS", "PLATFORMS", "Pick", "Request", "choose"]
+
+
+class Path(NamedTuple):
+    """A way to multiply the rows of experts."""
+
+    refusal: Callable[[Request], str | None]
+    """Why a request cannot be served; None: it can."""
+    product: Callable[..., Any]
+    """x [M, K], w [E, K, N] in float32, sizes [E], transposed=False (True: w is [E, N, K]) -> [M, N] in the type of x."""
+    weight_gradient: Callable[..., Any]
+    """x [M, K], dy [M, N], sizes [E] -> [E, K, N] in float32."""
+
+
+PATHS: dict[str, Path] = {
+    "blocked": Path(blocked.refusal, blocked.product, blocked.weight_gradient),
+    "ragged_dot": Path(ragged_dot.refusal, ragged_dot.product, ragged_dot.weight_gradient),
+}
+
+PLATFORMS: dict[str, tuple[str, ...]] = {
+    "tpu": ("blocked", "ragged_dot"),
+    "gpu": ("blocked", "ragged_dot"),
+    "cpu": ("blocked", "ragged_dot"),
+}
+"""Paths in the order in which `auto` tries them."""
+
+
+def choose(request: Request, wanted: str = "auto") -> Pick:
+    """The path for a request.
+
+    Args:
+        request: what is asked, and of which device.
+        wanted: a path by name, or `auto`.
+
+    Raises:
+        ConfigError: the named path refuses, or none serves; with each reason.
+    """
+    order = PLATFORMS.get(request.target.platform, ("blocked", "ragged_dot"))
+    refusals = {name: PATHS[name].refusal for name in order}
+    return first_that_serves("experts", refusals, request, wanted=wanted, platform=request.target.platform)
