@@ -24,8 +24,17 @@ def rotate(x: np.ndarray, position: int, theta: float) -> np.ndarray:
     return turned
 
 
-def attention(q_TNH: np.ndarray, k_SKH: np.ndarray, v_SKH: np.ndarray, mask_TS: np.ndarray) -> np.ndarray:
-    """Softmax attention; query head n reads kv head n // (N / K); a query that sees nothing gives zeros."""
+def rotate_neighbours(x: np.ndarray, position: int, theta: float) -> np.ndarray:
+    """Turn each pair (x[2i], x[2i + 1]) of one head, as a complex number, by position * theta^(-2i/H)."""
+    turned = np.empty(len(x))
+    for i in range(len(x) // 2):
+        pair = complex(x[2 * i], x[2 * i + 1]) * np.exp(1j * position * theta ** (-2 * i / len(x)))
+        turned[2 * i], turned[2 * i + 1] = pair.real, pair.imag
+    return turned
+
+
+def attention(q_TNH: np.ndarray, k_SKH: np.ndarray, v_SKH: np.ndarray, mask_TS: np.ndarray, sinks: np.ndarray | None = None) -> np.ndarray:
+    """Softmax attention; query head n reads kv head n // (N / K); a query that sees nothing gives zeros; a sink adds to the sum alone."""
     T, N, H = q_TNH.shape
     group = N // k_SKH.shape[1]
     out = np.zeros((T, N, H))
@@ -36,7 +45,8 @@ def attention(q_TNH: np.ndarray, k_SKH: np.ndarray, v_SKH: np.ndarray, mask_TS: 
         for n in range(N):
             scores = k_SKH[keys, n // group] @ q_TNH[t, n] / np.sqrt(H)
             weights = np.exp(scores - scores.max())
-            out[t, n] = weights / weights.sum() @ v_SKH[keys, n // group]
+            sink = 0.0 if sinks is None else np.exp(sinks[n] - scores.max())
+            out[t, n] = weights / (weights.sum() + sink) @ v_SKH[keys, n // group]
     return out
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference_numpy
+from flax import nnx
 
 from telamon.layers.norm import NormConfig, RMSNorm, rms_norm
 
@@ -88,7 +89,15 @@ def test_the_cast_stands_where_the_kind_says(kind: Any):
     assert min(off.values()) > 0.1, "the other kinds differ visibly"
 
 
-@pytest.mark.parametrize("kind", ["rms", "rms32", "rms1p", "layer"])
+def test_without_a_scale_there_is_no_weight():
+    norm = NormConfig(kind="rms0", eps=1e-2).build(8)
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    np.testing.assert_allclose(norm(jnp.asarray(x)), reference_numpy.rms_norm(x.astype(np.float64), np.ones(8), 1e-2), rtol=1e-5)
+    assert not jax.tree.leaves(nnx.state(norm))
+    assert norm(jnp.asarray(x, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["rms", "rms32", "rms1p", "rms0", "layer"])
 def test_a_fresh_norm_scales_by_one(kind: Any):
     x = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
     centred = x - x.mean(-1, keepdims=True) if kind == "layer" else x

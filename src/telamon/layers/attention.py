@@ -1,5 +1,5 @@
 """Grouped-query attention (Ainslie et al. 2023), with what published models add: rotary positions, norms of queries and keys,
-a window, capped scores, biases."""
+a window or chunks, sinks, capped scores, a temperature, biases."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal, Self
@@ -9,14 +9,27 @@ import jax.numpy as jnp
 from flax import nnx
 from pydantic import Field, model_validator
 
-from telamon.config.schema import Positive
+from telamon.config.schema import Positive, Section
 from telamon.kernels.attention import Places, Scores, attention
+from telamon.kernels.matmul import narrow
 from telamon.layers.linear import from_heads, to_heads
 from telamon.layers.norm import NormConfig
 from telamon.layers.param import matrix, vector
 from telamon.layers.parts import Aux, Context, LayerCache, MixerConfig, register
 from telamon.layers.rope import RopeConfig, Rotation, rotate, rotation
 from telamon.parallel.rules import constrain
+
+
+class TemperatureConfig(Section):
+    """Queries are scaled up with their position: by `1 + scale ln(1 + floor((position + 1) / floor))` (Llama 4, for layers without rotation)."""
+
+    scale: Annotated[float, Field(gt=0)] = Field(default=0.1, description="How much sharper attention becomes.")
+    floor: Positive = Field(default=8192, description="Positions of one step of the temperature, in tokens.")
+
+    def factors(self, positions: jax.Array) -> jax.Array:
+        """Of queries at these positions [B, T]: [B, T] float32."""
+        steps = (positions + 1) // self.floor
+        return 1.0 + self.scale * jnp.log1p(steps.astype(jnp.float32))
 
 
 @register
@@ -31,11 +44,20 @@ class AttentionConfig(MixerConfig):
     window: Annotated[int, Field(gt=0)] | None = Field(
         default=None, description="Keys each query sees at most, itself included, in positions; none: all before it."
     )
+    chunk: Annotated[int, Field(gt=0)] | None = Field(
+        default=None,
+        description="A document is cut into chunks of this many positions, and queries see their own chunk's keys; none: it is not.",
+    )
+    sinks: bool = Field(default=False, description="Each query head has a learned score that takes its share of the softmax, for no value.")
     scale: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Factor on the scores; none: head_dim ** -0.5.")
     softcap: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="Scores go through softcap * tanh(score / softcap), before the mask (Gemma 2); none: as they are."
     )
-    qk_norm: NormConfig | None = Field(default=None, description="Norm of queries and keys before the rotation.")
+    temperature: TemperatureConfig | None = Field(default=None, description="Queries grow with their position; none: they do not.")
+    qk_norm: NormConfig | None = Field(default=None, description="Norm of queries and keys.")
+    qk_norm_place: Literal["before", "after"] = Field(
+        default="before", description="qk_norm stands before the rotation, or after it (Llama 4)."
+    )
     qk_norm_over: Literal["head", "projection"] = Field(
         default="head", description="qk_norm is over each head with one scale for all (Qwen3), or over all heads together (OLMo 2)."
     )
@@ -48,6 +70,12 @@ class AttentionConfig(MixerConfig):
             raise ValueError(f"n_heads={self.n_heads} is not divisible by n_kv_heads={self.n_kv_heads}")
         return self
 
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if self.window is not None and self.chunk is not None:
+            raise ValueError(f"attention has a window or chunks, not both; got window={self.window} and chunk={self.chunk}")
+        return self
+
     @property
     def attention_width(self) -> int:
         """N times H."""
@@ -58,22 +86,35 @@ class AttentionConfig(MixerConfig):
         """See `window`."""
         return self.window
 
+    @property
+    def attention_chunk(self) -> int | None:
+        """See `chunk`."""
+        return self.chunk
+
     def cache_shapes(self, *, batch: int, length: int) -> dict[str, tuple[int, ...]]:
         """Keys, already rotated, and values: [B, K, S, H] each, the order in which attention reads them."""
         shape = (batch, self.n_kv_heads, length, self.head_dim)
         return {"k": shape, "v": shape}
 
-    def prepare(self, ctx: Context) -> dict[str, Rotation]:
-        """The rotation of every position: its sines are dear, and the same in all layers."""
-        if self.rope is None:
-            return {}
-        frequencies = self.rope.inverse_frequencies(self.head_dim)
-        return {self.rotation_name: rotation(ctx.positions, frequencies, amplitude=self.rope.amplitude)}
+    def prepare(self, ctx: Context) -> dict[str, Rotation | jax.Array]:
+        """The rotation of every position, whose sines are dear, and the temperature: the same in all layers."""
+        made: dict[str, Rotation | jax.Array] = {}
+        if self.rope is not None:
+            frequencies = self.rope.inverse_frequencies(self.head_dim)
+            made[self.rotation_name] = rotation(ctx.positions, frequencies, amplitude=self.rope.amplitude)
+        if self.temperature is not None:
+            made[self.temperature_name] = self.temperature.factors(ctx.positions)
+        return made
 
     @property
     def rotation_name(self) -> str:
         """What a rotation depends on."""
         return f"rotation of {self.head_dim} by {self.rope!r}"
+
+    @property
+    def temperature_name(self) -> str:
+        """What a temperature depends on."""
+        return f"temperature by {self.temperature!r}"
 
     def build(self, *, d_model: int, n_layers: int, rngs: nnx.Rngs) -> "Attention":
         """See `MixerConfig`."""
@@ -81,7 +122,7 @@ class AttentionConfig(MixerConfig):
 
 
 class Attention(nnx.Module):
-    """Weights: query [D, N, H], key and value [D, K, H], out [N, H, D]."""
+    """Weights: query [D, N, H], key and value [D, K, H], out [N, H, D]; sinks [N] where there are some."""
 
     def __init__(self, config: AttentionConfig, *, d_model: int, n_layers: int, rngs: nnx.Rngs):
         self.config = config
@@ -96,6 +137,8 @@ class Attention(nnx.Module):
             self.value_bias = vector((K, H), axes=("kv_heads", "head_dim"), fill=0.0)
         if config.out_bias:
             self.out_bias = vector((d_model,), axes=("norm",), fill=0.0)
+        if config.sinks:
+            self.sinks = vector((N,), axes=("heads",), fill=0.0)
         if config.qk_norm is not None:
             whole = config.qk_norm_over == "projection"
             self.query_norm = config.qk_norm.build(N * H if whole else H)
@@ -105,9 +148,7 @@ class Attention(nnx.Module):
         """[B, T, D] -> [B, T, D]; a cache is written at `ctx.write_index` and read whole."""
         config = self.config
         q_BTNH, k_BTKH, v_BTKH = self._project(x_BTD)
-        if config.rope is not None:
-            by = ctx.shared_by(config, config.rotation_name)
-            q_BTNH, k_BTKH = (rotate(x, by, config.rope.pairs) for x in (q_BTNH, k_BTKH))
+        q_BTNH, k_BTKH = self._placed(q_BTNH, k_BTKH, ctx)
         k, v = k_BTKH, v_BTKH
         if cache is not None:
             assert ctx.write_index is not None, "a cache needs the slot to write"
@@ -120,8 +161,9 @@ class Attention(nnx.Module):
             v,
             queries=Places(ctx.positions, ctx.segments),
             keys=Places(ctx.key_positions, ctx.key_segments),
-            scores=Scores(config.scale or config.head_dim**-0.5, softcap=config.softcap, window=config.window),
+            scores=Scores(config.scale or config.head_dim**-0.5, softcap=config.softcap, window=config.window, chunk=config.chunk),
             aligned=cache is None,
+            sinks=self.sinks[...] if config.sinks else None,
             path=ctx.attention,
         )
         return from_heads(mixed_BTNH, self.out[...], self.out_bias[...] if config.out_bias else None), cache, {}
@@ -131,9 +173,22 @@ class Attention(nnx.Module):
         q_BTNH = to_heads(x_BTD, self.query[...], self.query_bias[...] if bias else None)
         k_BTKH = to_heads(x_BTD, self.key[...], self.key_bias[...] if bias else None)
         v_BTKH = to_heads(x_BTD, self.value[...], self.value_bias[...] if bias else None)
-        if self.config.qk_norm is not None:
-            q_BTNH, k_BTKH = self._normed(self.query_norm, q_BTNH), self._normed(self.key_norm, k_BTKH)
         return q_BTNH, k_BTKH, v_BTKH
+
+    def _placed(self, q_BTNH: jax.Array, k_BTKH: jax.Array, ctx: Context) -> tuple[jax.Array, jax.Array]:
+        """Queries and keys as they are compared: normed, rotated, and queries times their temperature."""
+        config = self.config
+        if config.qk_norm is not None and config.qk_norm_place == "before":
+            q_BTNH, k_BTKH = self._normed(self.query_norm, q_BTNH), self._normed(self.key_norm, k_BTKH)
+        if config.rope is not None:
+            by = ctx.shared_by(config, config.rotation_name)
+            q_BTNH, k_BTKH = rotate(q_BTNH, by, config.rope.pairs), rotate(k_BTKH, by, config.rope.pairs)
+        if config.qk_norm is not None and config.qk_norm_place == "after":
+            q_BTNH, k_BTKH = self._normed(self.query_norm, q_BTNH), self._normed(self.key_norm, k_BTKH)
+        if config.temperature is not None:
+            factors_BT11 = ctx.shared_by(config, config.temperature_name)[:, :, None, None]
+            q_BTNH = (narrow(q_BTNH).astype(jnp.float32) * factors_BT11).astype(q_BTNH.dtype)
+        return q_BTNH, k_BTKH
 
     def _normed(self, norm: Callable[[jax.Array], jax.Array], x_BTNH: jax.Array) -> jax.Array:
         if self.config.qk_norm_over == "head":

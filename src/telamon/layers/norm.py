@@ -46,15 +46,18 @@ rms_norm.defvjp(_forward, _backward)
 class NormConfig(Section):
     """Which norm, described as data."""
 
-    kind: Literal["rms", "rms32", "rms1p", "layer"] = Field(
+    kind: Literal["rms", "rms32", "rms1p", "rms0", "layer"] = Field(
         default="rms",
         description="rms: normed, cast, times the scale (Llama); rms32: times the scale before the cast (OLMo 2); "
-        "rms1p: times 1 + scale, before the cast (Gemma); layer: LayerNorm with a bias (GPT).",
+        "rms1p: times 1 + scale, before the cast (Gemma); rms0: without a scale (Llama 4's queries and keys); "
+        "layer: LayerNorm with a bias (GPT).",
     )
     eps: Annotated[float, Field(gt=0)] = Field(default=1e-6, description="Added to the mean square (or the variance).")
 
-    def build(self, size: int) -> "RMSNorm | LayerNorm":
+    def build(self, size: int) -> "RMSNorm | UnscaledRMSNorm | LayerNorm":
         """The module over a last dim of `size`."""
+        if self.kind == "rms0":
+            return UnscaledRMSNorm(eps=self.eps)
         if self.kind == "layer":
             return LayerNorm(size, eps=self.eps)
         return RMSNorm(size, eps=self.eps, scale_in_float32=self.kind != "rms", offset=1.0 if self.kind == "rms1p" else 0.0)
@@ -78,6 +81,17 @@ class RMSNorm(nnx.Module):
         """[..., size] -> [..., size], in the type of `x`."""
         scale = self.scale[...] + self.offset if self.offset else self.scale[...]
         return rms_norm(x, scale, self.eps, self.scale_in_float32)
+
+
+class UnscaledRMSNorm(nnx.Module):
+    """`x / rms(x)` over the last dim, computed in float32: no weights."""
+
+    def __init__(self, *, eps: float):
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., size] -> [..., size], in the type of `x`."""
+        return rms_norm(x, jnp.ones(x.shape[-1:]), self.eps)
 
 
 class LayerNorm(nnx.Module):

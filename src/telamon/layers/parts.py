@@ -131,6 +131,11 @@ class MixerConfig(PartConfig):
         """Keys a query sees at most, itself included, in positions; None: all before it."""
         return None
 
+    @property
+    def attention_chunk(self) -> int | None:
+        """Positions that a query sees no further than: those of its own chunk of this many; None: there are no chunks."""
+        return None
+
 
 class FfnConfig(PartConfig):
     """Acts on each position alone. Its module is `(x [B, T, D], ctx) -> (y [B, T, D], Aux)`."""

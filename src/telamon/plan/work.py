@@ -8,7 +8,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from telamon.config.schema import ModelConfig, RunConfig
@@ -58,12 +58,14 @@ class Attention:
     """Features of a head H."""
     window: int | None = None
     """Keys a query sees at most, itself included; none: all before it."""
+    chunk: int | None = None
+    """Length of the chunks that attention stays in; none: not chunked."""
     count: int = 1
     """Layers."""
 
     def pairs(self, seq_len: int) -> float:
         """Query-key pairs of a row, each counted: half the diagonal is not left out."""
-        return attention_pairs(seq_len, window=self.window, exact=True)
+        return attention_pairs(seq_len, window=self.window, chunk=self.chunk, exact=True)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,11 @@ class Workload:
 
     def flops_per_token(self, seq_len: int) -> float:
         """Model FLOPs by the MFU rule (see `telamon.watch.throughput`)."""
-        layers = (AttentionCost(layer.heads * layer.head_dim, window=layer.window) for layer in self.attention for _ in range(layer.count))
+        layers = (
+            AttentionCost(layer.heads * layer.head_dim, window=layer.window, chunk=layer.chunk)
+            for layer in self.attention
+            for _ in range(layer.count)
+        )
         return flops_per_token(self.matmul_parameters, seq_len=seq_len, attention=layers)
 
 
@@ -157,13 +163,14 @@ def _products(model: Model) -> Iterator[Product]:
 def _attention(model: Model) -> Iterator[Attention]:
     layers: Counter[Attention] = Counter()
     for block in _blocks(model):
-        width = block.spec.mixer.attention_width
+        mixer = block.spec.mixer
+        width = mixer.attention_width
         sizes = [n for info in block.weights.values() for n, axis in zip(info.shape, info.axes, strict=True) if axis == "head_dim"]
         if width:
             head_dim = max(sizes, default=width)
-            layers[Attention(width // head_dim, head_dim, block.spec.mixer.attention_window)] += block.repeats
+            layers[Attention(width // head_dim, head_dim, mixer.attention_window, mixer.attention_chunk)] += block.repeats
     for layer, count in layers.items():
-        yield Attention(layer.heads, layer.head_dim, layer.window, count)
+        yield replace(layer, count=count)
 
 
 def _merged(products: Iterable[Product]) -> Iterator[Product]:

@@ -54,11 +54,11 @@ class Memory:
     weights: int
     """In bfloat16, to serve."""
     cache_per_token: int
-    """Keys and values that one more token adds while no window is full."""
+    """Keys and values that one more token adds while no window or chunk is full."""
     cache_per_token_beyond: int
-    """The same once all windows are full."""
+    """The same once all windows and chunks are full."""
     cache_served: int
-    """Of one sequence of 8,192 tokens, where windowed layers keep no more than their window."""
+    """Of one sequence of 8,192 tokens, where a layer keeps no more than its window or chunk."""
     cache_kept: int
     """The same as this version keeps it."""
 
@@ -166,8 +166,16 @@ def layers_in_words(spec: ModelSpec) -> str:
 
 
 def _sight(block: BlockSpec) -> str:
-    window = block.mixer.attention_window
+    window, chunk = block.mixer.attention_window, block.mixer.attention_chunk
+    if chunk is not None:
+        return f"within chunks of {chunk:,} tokens"
     return "over all before" if window is None else f"within the last {window:,} tokens"
+
+
+def _read_again(block: BlockSpec) -> int | None:
+    """Tokens whose keys and values a later one may read at most; None: all."""
+    mixer = block.mixer
+    return min((limit for limit in (mixer.attention_window, mixer.attention_chunk) if limit is not None), default=None)
 
 
 def _parameters(model: Model) -> Parameters:
@@ -188,8 +196,8 @@ def _parameters(model: Model) -> Parameters:
 
 
 def _memory(model: Model) -> Memory:
-    windows = [block.mixer.attention_window for block in model.spec.blocks]
-    beyond = max((window for window in windows if window is not None), default=0)
+    limits = map(_read_again, model.spec.blocks)
+    beyond = max((limit for limit in limits if limit is not None), default=0)
     return Memory(
         training=TRAINING_BYTES * model.parameter_count,
         weights=SERVING_BYTES * model.parameter_count,
@@ -201,11 +209,11 @@ def _memory(model: Model) -> Memory:
 
 
 def _cache_bytes(model: Model, tokens: int, *, whole: bool = False) -> int:
-    """Bytes of one sequence's cache; `whole`: windowed layers keep every token too."""
+    """Bytes of one sequence's cache; `whole`: layers of a window or of chunks keep every token too."""
     total = 0
     for block in model.spec.blocks:
-        window = None if whole else block.mixer.attention_window
-        shapes = block.mixer.cache_shapes(batch=1, length=tokens if window is None else min(window, tokens))
+        limit = None if whole else _read_again(block)
+        shapes = block.mixer.cache_shapes(batch=1, length=tokens if limit is None else min(limit, tokens))
         total += sum(math.prod(shape) for shape in shapes.values())
     return SERVING_BYTES * total
 

@@ -39,7 +39,7 @@ def _parameters(card: Card) -> Iterator[str]:
 def _flops(card: Card) -> Iterator[str]:
     for length, flops in card.flops.items():
         yield f"{in_thousands(flops)} forward and backward, {in_thousands(flops / 3)} forward alone, in rows of {length:,} tokens"
-    yield "6 for each parameter of matrix products, and causal attention within its window"
+    yield "6 for each parameter of matrix products, and causal attention within its window or chunk"
 
 
 def _training(card: Card) -> Iterator[str]:
