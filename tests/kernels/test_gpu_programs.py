@@ -17,7 +17,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from tokamax._src.ops.attention.base import DotProductAttention
 
 from telamon.config.schema import AXES, MeshConfig
-from telamon.kernels.attention import Places, Scores, attention, cudnn, flash_tokamax, gpus, reference_attention, rows, visible
+from telamon.kernels import gpus
+from telamon.kernels.attention import Places, Scores, attention, cudnn, flash_tokamax, reference_attention, rows, visible
 from telamon.kernels.attention.pick import Request, choose
 from telamon.parallel.mesh import build_mesh
 from telamon.parallel.target import Target

@@ -15,7 +15,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from telamon.kernels.attention import gpus, rows
+from telamon.kernels import gpus
+from telamon.kernels.attention import rows
 from telamon.kernels.attention.rule import Places, Request, Scores, visible
 from telamon.parallel.target import target
 

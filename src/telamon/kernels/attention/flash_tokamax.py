@@ -8,11 +8,8 @@ XLA's compiler for GPUs takes both kinds without a GPU. Sizes of blocks come fro
 rules where the table has no such shape.
 """
 
-import contextlib
 import functools
 import importlib.util
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from telamon.kernels.attention import gpus, rows
+from telamon.kernels import gpus
+from telamon.kernels.attention import rows
 from telamon.kernels.attention.rule import SAVED, Places, Request, Scores
 from telamon.parallel.target import target
 
@@ -112,7 +110,7 @@ def _flash(kernel: _Kernel, q: jax.Array, k: jax.Array, v: jax.Array, first: jax
 
 
 def _forward(kernel: _Kernel, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array) -> Any:
-    with _as_on(kernel.gpu):
+    with gpus.tokamax_as_on(kernel.gpu):
         bound = kernel.bound(q, k, v, first)
         out, statistics = kernel.operation(*bound.args, **{**bound.kwargs, "return_residuals": True})
     out, statistics = checkpoint_name((out, statistics), SAVED)
@@ -121,7 +119,7 @@ def _forward(kernel: _Kernel, q: jax.Array, k: jax.Array, v: jax.Array, first: j
 
 def _backward(kernel: _Kernel, residuals: Any, d_out: jax.Array) -> Any:
     *inputs, out, statistics = residuals
-    with _as_on(kernel.gpu):
+    with gpus.tokamax_as_on(kernel.gpu):
         bound = kernel.bound(*inputs)
         gradients = kernel.operation.vjp(statistics, out, d_out, *bound.args, **bound.kwargs)
     return gradients["q"], gradients["k"], gradients["v"], None
@@ -139,24 +137,3 @@ def _kernel(gpu: gpus.Gpu, H: int) -> str:
     """Tokamax's name of the kernels for a GPU; Mosaic's backward pass is for these architectures and head sizes only."""
     largest = {9: 256, 10: 192}.get(gpu.capability[0], 0)
     return "mosaic_gpu" if largest >= H else "triton"
-
-
-@contextlib.contextmanager
-def _as_on(gpu: gpus.Gpu | None) -> Iterator[None]:
-    """A context in which Tokamax takes this machine for one with that GPU, and is silent on shapes that it was not tuned for."""
-    from jax.extend import backend
-
-    answers: list[tuple[Any, str, Any]] = []
-    if gpu is not None and not gpu.here:
-        answers.append((backend, "get_default_device", lambda: gpu))
-    logger = logging.getLogger("absl")
-    logger.addFilter(_is_news)
-    try:
-        with gpus.answering(*answers):
-            yield
-    finally:
-        logger.removeFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("Autotuning cache miss")

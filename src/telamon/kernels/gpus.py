@@ -5,6 +5,7 @@ get the kernels of those, so that for the time of such a trace the questions are
 """
 
 import contextlib
+import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -61,6 +62,27 @@ def answering(*answers: tuple[Any, str, Callable[..., Any]]) -> Iterator[None]:
             stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, function)
         yield
+
+
+@contextlib.contextmanager
+def tokamax_as_on(gpu: Gpu | None) -> Iterator[None]:
+    """A context in which Tokamax takes this machine for one with that GPU, and is silent on shapes that it was not tuned for."""
+    from jax.extend import backend
+
+    answers: list[tuple[Any, str, Any]] = []
+    if gpu is not None and not gpu.here:
+        answers.append((backend, "get_default_device", lambda: gpu))
+    logger = logging.getLogger("absl")
+    logger.addFilter(_is_news)
+    try:
+        with answering(*answers):
+            yield
+    finally:
+        logger.removeFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Autotuning cache miss")
 
 
 def traced_within(context: Callable[[], contextlib.AbstractContextManager[None]], function: Callable[..., jax.Array]) -> Any:
