@@ -14,7 +14,7 @@ from reference import fixtures
 
 from telamon.hub.safetensors_folder import SafetensorsFolder
 from telamon.layers.parts import Context
-from telamon.models.hf import config_from_hf
+from telamon.models.hf import config_from_hf, hf_families
 from telamon.models.hf_family import HfFamily
 from telamon.models.hf_weights import HfTensor
 from telamon.models.weights import Model, Weights, flatten
@@ -32,6 +32,11 @@ class Case:
     @property
     def tensors(self) -> list[HfTensor]:
         return self.config.tensors(self.model)
+
+
+def names() -> list[str]:
+    """The fixtures of registered families."""
+    return [name for name in fixtures.names() if fixtures.load(name).config["model_type"] in hf_families()]
 
 
 @functools.cache

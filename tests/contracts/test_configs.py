@@ -10,11 +10,11 @@ from reference import fixtures
 from telamon.errors import ConfigError
 from telamon.models.hf import config_from_hf, hf_families
 
-OLDER = fixtures.names()
+OLDER = checkpoints.names()
 RESPELT = {
     name: fixtures.load(name).meta["same_as"]["expected.npz"] for name in OLDER if "expected.npz" in fixtures.load(name).meta["same_as"]
 }
-ONE_EACH = {fixtures.load(name).config["model_type"]: name for name in reversed(fixtures.names())}
+ONE_EACH = {fixtures.load(name).config["model_type"]: name for name in reversed(checkpoints.names())}
 
 
 def test_every_family_has_fixtures():
@@ -28,7 +28,7 @@ def test_the_older_spelling_means_the_same(name: str):
     assert checkpoints.config(fixtures.load(name)) == checkpoints.config(fixtures.load(RESPELT[name]))
 
 
-@pytest.mark.parametrize("name", fixtures.names())
+@pytest.mark.parametrize("name", checkpoints.names())
 def test_what_is_written_is_read_back_as_the_same(name: str):
     config = config_from_hf(fixtures.load(name).config)
     assert config_from_hf(config.to_hf()) == config

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from reference import fixtures
 
-NAMES = fixtures.names()
+NAMES = checkpoints.names()
 # A fixture whose files another one answers for computes the same; its config is another spelling (see test_configs.py).
 OWN = [name for name in NAMES if "expected.npz" not in fixtures.load(name).meta["same_as"]]
 

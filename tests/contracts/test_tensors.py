@@ -10,7 +10,7 @@ from reference import fixtures
 from telamon.models.hf import config_from_hf
 from telamon.models.weights import Model, flatten
 
-STORED = [name for name in fixtures.names() if not fixtures.load(name).meta["same_as"]]
+STORED = [name for name in checkpoints.names() if not fixtures.load(name).meta["same_as"]]
 
 
 @pytest.mark.parametrize("name", STORED)

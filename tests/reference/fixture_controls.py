@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fixture_experts import CHOICE, Piece, Unlucky, finest, watched
 from fixture_outputs import Arrays, forward_outputs, logits
 
 SEEN = 1e-2
@@ -17,23 +18,25 @@ ROUNDING = 5e-5
 
 
 @torch.no_grad()
-def smallest_swap(model: Any, rows: Arrays, names: dict[str, str]) -> dict[str, Any]:
-    """The two tensors of one shape whose exchange moves the logits least, and by how much."""
+def smallest_swap(model: Any, rows: Arrays, tensors: dict[str, Piece]) -> dict[str, Any]:
+    """The two tensors of one shape whose exchange moves the logits least, and by how much; fused experts count as one each."""
     ids = torch.from_numpy(rows["ids"])
     right = logits(model, ids)
     by_shape = defaultdict(list)
-    for name, parameter in model.named_parameters():
-        if name in names:
-            by_shape[tuple(parameter.shape)].append((name, parameter))
+    state = model.state_dict()
+    for name, piece in finest(model, tensors).items():
+        tensor = piece.of(state[piece.parameter])
+        by_shape[tuple(tensor.shape)].append((name, tensor))
     pairs = [pair for same in by_shape.values() for pair in itertools.combinations(same, 2)]
     moves = {}
     for (a, left), (b, other) in pairs:
         _exchange(left, other)
-        moves[names[a], names[b]] = (logits(model, ids) - right).abs().max().item()
+        moves[a, b] = (logits(model, ids) - right).abs().max().item()
         _exchange(left, other)
     assert torch.equal(logits(model, ids), right)
     pair = min(moves, key=moves.__getitem__)
-    assert moves[pair] > SEEN, f"exchanging {pair[0]} and {pair[1]} moves no logit by more than {moves[pair]:.2g}"
+    if moves[pair] < SEEN:
+        raise Unlucky(f"exchanging {pair[0]} and {pair[1]} moves no logit by more than {moves[pair]:.2g}")
     return {"pairs": len(pairs), "smallest_move": moves[pair], "by": list(pair)}
 
 
@@ -54,6 +57,18 @@ def moves_without(
         assert move > SEEN, f"{change} moves no logit by more than {move:.2g}: the fixture would not show whether it is read"
         found.append({"change": change, "move": move})
     return found
+
+
+@torch.no_grad()
+def router_margin(model: Any, rows: Arrays) -> float | None:
+    """The smallest lead of a chosen expert's score, or group's, over the best that was not chosen, in any row; None without routers."""
+    with watched() as choices:
+        forward_outputs(model, rows)
+    if choices.margin == float("inf"):
+        return None
+    if choices.margin < CHOICE:
+        raise Unlucky(f"a router chooses by no more than {choices.margin:.1g}, so that rounding could turn it")
+    return choices.margin
 
 
 def rounding(model: Any, rows: Arrays, right: Arrays) -> dict[str, float]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fixture_experts import CHOICE, Piece, Unlucky, watched
 from fixture_variants import Variant
 
 Arrays = dict[str, np.ndarray]
@@ -62,7 +63,7 @@ def forward_outputs(model: Any, rows: Arrays) -> Arrays:
         "padded_ids": _numpy(padded[0]),
         "padded_mask": _numpy(mask[0]),
         "padded_positions": _numpy(positions[0]),
-        "padded_logits": _numpy(logits(model, padded, mask=mask, positions=positions)[0, PADS:]),
+        "padded_logits": _numpy(_padded_logits(model, padded, mask, positions)),
         "long_logits": np.stack([_numpy(logits(model, long_ids, positions=where)[0]) for where in long_positions]),
         "long_streams": np.stack([_numpy(stream_sizes(model, long_ids, positions=where)) for where in long_positions]),
         "jump_logits": _numpy(logits(model, long_ids, positions=tensor["jump_positions"][None])[0]),
@@ -71,7 +72,19 @@ def forward_outputs(model: Any, rows: Arrays) -> Arrays:
     return found
 
 
-def gradients(model: Any, ids: np.ndarray, names: dict[str, str]) -> Arrays:
+def counts_pads(model: Any) -> bool:
+    """Whether pads change what real tokens get: Llama 4 counts them in the temperature of its queries."""
+    return getattr(model.config.get_text_config(), "attn_temperature_tuning", False)
+
+
+def _padded_logits(model: Any, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Of the real tokens [T, V]."""
+    if counts_pads(model):
+        return logits(model, ids[:, PADS:])[0]
+    return logits(model, ids, mask=mask, positions=positions)[0, PADS:]
+
+
+def gradients(model: Any, ids: np.ndarray, tensors: dict[str, Piece]) -> Arrays:
     """Mean next-token loss of the rows; of its gradient by each parameter, under its name in the file, the norm and some entries.
 
     The entries lie among the larger half, for a gradient may vanish elsewhere: on the embeddings of absent tokens, say.
@@ -83,7 +96,11 @@ def gradients(model: Any, ids: np.ndarray, names: dict[str, str]) -> Arrays:
     out = logits(model, tokens)
     loss = torch.nn.functional.cross_entropy(out[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    found = {names[name]: p.grad.flatten() for name, p in model.named_parameters() if name in names}
+    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    found = {name: piece.of(grads[piece.parameter]).flatten() for name, piece in tensors.items()}
+    idle = [name for name, grad in found.items() if not grad.any()]
+    if idle:
+        raise Unlucky(f"no gradient reaches {len(idle)} tensors, {idle[0]} for one")
     index = {name: _some_large(grad) for name, grad in found.items()}
     return {
         "loss": _numpy(loss),
@@ -117,11 +134,12 @@ def decode(model: Any) -> Arrays:
         )
         steps, ids = torch.cat(done.logits), done.sequences[0]
         first, second = steps.topk(2).values.T
-        if (first - second).min() > MARGIN and len(ids[PROMPT:].unique()) > 2:
+        with watched() as choices:
+            again = logits(model, ids[None])[0, PROMPT - 1 : -1]
+        if (first - second).min() > MARGIN and choices.margin > CHOICE and len(ids[PROMPT:].unique()) > 2:
             break
     else:
         raise AssertionError("no prompt decodes with a clear winner at every step and to more than two tokens")
-    again = logits(model, ids[None])[0, PROMPT - 1 : -1]
     assert (steps - again).abs().max() < 3e-5, "transformers' decode with cache differs from its forward without"
     return {"prompt_ids": _numpy(prompt[0]), "decode_ids": _numpy(ids[PROMPT:]), "decode_logits": _numpy(steps)}
 

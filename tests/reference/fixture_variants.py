@@ -68,6 +68,14 @@ class Variant:
     """Of the names in memory of what takes part in text."""
     file_prefix: str = ""
     """What the file has instead."""
+    model: str = "AutoModelForCausalLM"
+    """Class of the model in transformers."""
+    model_type: str | None = None
+    """What config.json says, where transformers does not know it by that name."""
+    expert_gain: float = 1.0
+    """Of gate and up of experts, where a clamp has to be reached."""
+    mtp: bool = False
+    """With a multi-token prediction layer in the file, which transformers drops."""
 
 
 def _llama(

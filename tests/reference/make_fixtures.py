@@ -24,13 +24,21 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from fixture_controls import SEEN, difference, moves_without, rounding, smallest_swap
-from fixture_outputs import Arrays, decode, forward_outputs, gradients, token_rows
+from fixture_controls import SEEN, difference, moves_without, rounding, router_margin, smallest_swap
+from fixture_experts import BUFFERS, Piece, Unlucky, file_tensors
+from fixture_mixtures import MIXTURES
+from fixture_mtp import Predictor
+from fixture_outputs import Arrays, counts_pads, decode, forward_outputs, gradients, token_rows
 from fixture_variants import VARIANTS, Variant
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 GAIN = 0.7
 """Of every matrix, against keeping the variance: sharper attention would let rounding of far rotary angles be seen."""
+ROUTER_GAIN = 2.0
+"""Of routers, so that few choices lie near a tie."""
+ATTEMPTS = 60
+"""Seeds to try where routers must not choose near a tie."""
+TABLE = VARIANTS | MIXTURES
 FIXTURES = Path(__file__).parent / "fixtures"
 VERSIONS = {
     "torch": torch.__version__,
@@ -45,11 +53,11 @@ def main(names: list[str]) -> None:
     torch.set_float32_matmul_precision("highest")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    for name in names or VARIANTS:
+    for name in names or TABLE:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / name
             folder.mkdir()
-            meta = make(VARIANTS[name], folder)
+            meta = make(TABLE[name], folder)
             shutil.rmtree(FIXTURES / name, ignore_errors=True)
             shutil.copytree(folder, FIXTURES / name)
         size = sum(file.stat().st_size for file in (FIXTURES / name).iterdir())
@@ -61,7 +69,8 @@ def _summary(controls: dict[str, Any]) -> str:
         return "respelt"
     without = [f"{found['move']:.2g}" for found in controls["without"]]
     rounding = ", ".join(f"{name} {move:.1e}" for name, move in controls["rounding"].items())
-    return f"swap {controls['swap']['smallest_move']:.2g}; without {without}; rounding: {rounding}"
+    routers = f"; router {controls['router_margin']:.2g}" if "router_margin" in controls else ""
+    return f"swap {controls['swap']['smallest_move']:.2g}; without {without}; rounding: {rounding}{routers}"
 
 
 def make(variant: Variant, folder: Path) -> dict[str, Any]:
@@ -74,35 +83,56 @@ def make(variant: Variant, folder: Path) -> dict[str, Any]:
 
 
 def _computed(variant: Variant, folder: Path) -> dict[str, Any]:
-    seed = zlib.crc32((variant.weights_of or variant.name).encode()) % 2**31
+    first = zlib.crc32((variant.weights_of or variant.name).encode()) % 2**31
+    for seed in range(first, first + (ATTEMPTS if variant.name in MIXTURES else 1)):
+        try:
+            return _from_seed(variant, folder, seed)
+        except Unlucky as why:
+            print(f"{variant.name}: {why}; another seed", flush=True)
+    raise AssertionError(f"no seed near {first} will do for {variant.name}")
+
+
+def _from_seed(variant: Variant, folder: Path, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = build(variant)
     randomize(model, variant)
-    names = _file_names(model, variant)
+    tensors = file_tensors(model, variant)
     rows = token_rows(model, variant)
+    margin = router_margin(model, rows)
     right = forward_outputs(model, rows)
-    answers = {**rows, **right, **gradients(model, rows["ids"], names), **decode(model)}
+    answers = {**rows, **right, **gradients(model, rows["ids"], tensors), **decode(model)}
+    controls: dict[str, Any] = {"swap": smallest_swap(model, rows, tensors)}
+    predictor = Predictor(model, lambda module: randomize(module, variant)) if variant.mtp else None
+    answers |= predictor.answers(rows["ids"]) if predictor else {}
     np.savez_compressed(folder / "expected.npz", allow_pickle=False, **answers)
     save(model, variant, folder)
+    _check_stored(model, tensors, folder)
+    if predictor:
+        _add_tensors(folder / "model.safetensors", predictor.tensors())
     _check_reload(variant, folder, rows, right)
+    _name_model_type(variant, folder)
 
     def without(change: dict[str, Any], **otherwise: Any) -> Any:
         other = build(replace(variant, **otherwise), change)
         other.load_state_dict(model.state_dict())
         return other
 
-    controls = {"swap": smallest_swap(model, rows, names), "without": moves_without(without, rows, right, variant.without)}
+    controls["without"] = moves_without(without, rows, right, variant.without)
     same_as = {}
     if variant.plain_rope_on_sliding_layers:
         scaled = forward_outputs(without({}, plain_rope_on_sliding_layers=False), rows)
         assert difference(scaled["logits"], right["logits"]) > SEEN
         same_as = {"model.safetensors": variant.weights_of}
         (folder / "model.safetensors").unlink()
+    described = {"padded": "without its pads, which transformers counts in the temperature of queries"} if counts_pads(model) else {}
+    described |= {"mtp": Predictor.DESCRIPTION} if predictor else {}
+    controls["rounding"] = rounding(model, rows, right)
     return {
         "seed": seed,
         "weights_dtype": variant.dtype,
+        **described,
         "same_as": same_as,
-        "controls": {**controls, "rounding": rounding(model, rows, right)},
+        "controls": controls | ({} if margin is None else {"router_margin": margin}),
     }
 
 
@@ -123,7 +153,9 @@ def _respelt(variant: Variant, folder: Path) -> dict[str, Any]:
 def build(variant: Variant, change: dict[str, Any] | None = None) -> Any:
     """The variant's model with fresh weights, in eager attention."""
     config = getattr(transformers, variant.config)(**json.loads(json.dumps({**variant.options, **(change or {})})))
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    how = {"attn_implementation": "eager", "dtype": torch.float32}
+    model_class = getattr(transformers, variant.model)
+    model = model_class.from_config(config, **how) if variant.model.startswith("Auto") else model_class._from_config(config, **how)
     return prepare(model, variant)
 
 
@@ -131,6 +163,11 @@ def prepare(model: Any, variant: Variant) -> Any:
     """Ready to answer: no dropout, no end of generation, and the rope of the variant."""
     model.eval()
     assert model.config._attn_implementation == "eager"
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+    for module in model.modules():
+        if type(module).__name__ == "GptOssExperts":  # Its code says 7, whatever the config does.
+            module.limit = model.config.swiglu_limit
     if variant.plain_rope_on_sliding_layers:
         _unscale_sliding_layers(model.model)
     return model
@@ -156,23 +193,39 @@ def randomize(model: Any, variant: Variant) -> None:
 
     Scales of query norms lie half a unit lower, which blunts the attention as `GAIN` does where there are none.
     """
-    for name, parameter in model.named_parameters():
+    for name, parameter in [*model.named_parameters(), *(each for each in model.named_buffers() if each[0].endswith(BUFFERS))]:
         spread = _spread(name, parameter, variant)
         value = spread * torch.randn_like(parameter) + (parameter if parameter.ndim == 1 else 0) - (0.5 if "q_norm" in name else 0)
         parameter.copy_(value.to(getattr(torch, variant.dtype)))
 
 
 def _spread(name: str, parameter: Any, variant: Variant) -> float:
-    if parameter.ndim == 1:
+    if parameter.ndim == 1 or name.endswith("_bias"):
         return 0.15 if name.endswith("bias") else 0.4
+    if re.search(r"mlp\.gate\.weight|router\.weight", name):
+        return ROUTER_GAIN * parameter.shape[-1] ** -0.5
     branch = re.search("o_proj|down_proj|c_proj", name) is not None
-    return GAIN * (variant.branch_gain if branch else 1) * parameter.shape[-1] ** -0.5
+    gain = variant.branch_gain if branch else variant.expert_gain if "experts.gate_up" in name else 1
+    input_first = parameter.ndim == 3 and re.search("GptOss|Llama4", variant.config) is not None
+    return GAIN * gain * parameter.shape[-2 if input_first else -1] ** -0.5
 
 
-def _file_names(model: Any, variant: Variant) -> dict[str, str]:
-    """Names in the file by names in memory, of what takes part in text."""
-    text = [name for name, _ in model.named_parameters() if name.startswith(variant.text_prefix)]
-    return {name: variant.file_prefix + name.removeprefix(variant.text_prefix) for name in text}
+def _check_stored(model: Any, tensors: dict[str, Piece], folder: Path) -> None:
+    """The file holds what the table of pieces says, under these names."""
+    stored = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    state = model.state_dict()
+    for name, piece in tensors.items():
+        assert torch.equal(stored[name], piece.of(state[piece.parameter]).to(stored[name].dtype)), name
+
+
+def _add_tensors(file: Path, more: dict[str, Any]) -> None:
+    save_file(load_file(file) | more, file, metadata={"format": "pt"})
+
+
+def _name_model_type(variant: Variant, folder: Path) -> None:
+    if variant.model_type:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": variant.model_type}, indent=2) + "\n")
 
 
 def save(model: Any, variant: Variant, folder: Path) -> None:
@@ -189,10 +242,12 @@ def save(model: Any, variant: Variant, folder: Path) -> None:
 
 
 def _check_reload(variant: Variant, folder: Path, rows: Arrays, right: Arrays) -> None:
-    """The folder alone gives the same logits, with no tensor missing or left over."""
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+    """The folder alone gives the same logits, with no tensor missing or left over but those of a layer that transformers drops."""
+    model, found = getattr(transformers, variant.model).from_pretrained(
         folder, local_files_only=True, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )
+    dropped = f"model.layers.{model.config.get_text_config().num_hidden_layers}."
+    found["unexpected_keys"] = [name for name in found["unexpected_keys"] if not (variant.mtp and name.startswith(dropped))]
     assert not any(found.values()), found
     move = difference(forward_outputs(prepare(model, variant), rows)["logits"], right["logits"])
     assert move == 0, f"reading {variant.name} back moves logits by {move}"

@@ -33,6 +33,25 @@ def older_gemma3(config: Config) -> Config:
     )
 
 
+def older_gpt_oss(config: Config) -> Config:
+    """GPT-OSS: the names that OpenAI's own files have beside transformers'."""
+    original = config["rope_parameters"]["original_max_position_embeddings"]
+    both = {"experts_per_token": config["num_experts_per_tok"], "initial_context_length": original}
+    return older(omit=("layer_types",), layer_types=config["layer_types"], rope_scaling=_scaling_of(config), **both)(config)
+
+
+def older_deepseek(**extra: Any) -> Callable[[Config], Config]:
+    """DeepSeek and Kimi: scaling spelt with `type`, and the attributes of training and of remote code that the Hub's files carry."""
+    carried = {"aux_loss_alpha": 0.001, "seq_aux": True, "moe_layer_freq": 1, "ep_size": 1, "pretraining_tp": 1}
+    remote = {"AutoConfig": "configuration_deepseek.DeepseekV3Config", "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"}
+    omit = ("head_dim", "qk_head_dim", "rope_interleave", "mlp_bias")
+    return older(scaling_key="type", omit=omit, auto_map=remote, **carried, **extra)
+
+
+def _scaling_of(config: Config) -> Config | None:
+    return _scaling({key: value for key, value in config["rope_parameters"].items() if key != "rope_theta"}, "rope_type")
+
+
 def _common(config: Config) -> Config:
     renamed = {"torch_dtype": config["dtype"], "transformers_version": "4.50.0"}
     newer = {"dtype", "rope_parameters", "layer_types", "use_bidirectional_attention"}
