@@ -275,7 +275,7 @@ DEEPSEEK_V3 = [
         {},
         weights_of="kimi-k2",
         spelling=older_deepseek(scoring_func="sigmoid", topk_method="noaux_tc", num_nextn_predict_layers=0),
-        model="DeepseekV3ForCausalLM",
+        model_type="kimi_k2",
     ),
 ]
 

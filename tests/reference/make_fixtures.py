@@ -141,11 +141,13 @@ def _respelt(variant: Variant, folder: Path) -> dict[str, Any]:
     other = FIXTURES / str(variant.weights_of)
     assert variant.spelling is not None
     config = variant.spelling(json.loads((other / "config.json").read_text()))
+    config["model_type"] = getattr(transformers, variant.config).model_type
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     with np.load(other / "expected.npz") as arrays:
         expected = dict(arrays)
     shutil.copy(other / "model.safetensors", folder)
     _check_reload(variant, folder, expected, expected)
+    _name_model_type(variant, folder)
     (folder / "model.safetensors").unlink()
     return {"same_as": {file: variant.weights_of for file in ("model.safetensors", "expected.npz")}, "controls": {}}
 
@@ -237,7 +239,7 @@ def save(model: Any, variant: Variant, folder: Path) -> None:
     limit = total if variant.shards == 1 else int(total / (variant.shards - 0.5))
     model.save_pretrained(folder, state_dict=stored, max_shard_size=limit)
     assert len(list(folder.glob("*.safetensors"))) == variant.shards
-    if variant.text_prefix and variant.text_prefix == variant.file_prefix:
+    if variant.text_prefix == "model.language_model." == variant.file_prefix:
         save_file({name: stored[name] for name, _ in model.named_parameters()}, folder / "model.safetensors", metadata={"format": "pt"})
 
 
