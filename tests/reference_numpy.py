@@ -84,6 +84,50 @@ def mixer(
     return np.einsum("tnh,nhd->td", mixed, weights["out"]) + weights.get("out_bias", 0.0)
 
 
+def latent_mixer(
+    x_TD: np.ndarray,
+    weights: Mapping[str, np.ndarray],
+    *,
+    positions: np.ndarray,
+    segments: np.ndarray,
+    angles: np.ndarray,
+    kv_rank: int,
+    nope_dim: int,
+    scale: float,
+    eps: float,
+) -> np.ndarray:
+    """Multi-head latent attention head by head; `angles` [R / 2] is what neighbouring features turn by in one position."""
+    positions = np.asarray(positions)
+    queries = "query_down" in weights
+    if queries:
+        x_q = rms_norm(x_TD @ weights["query_down"] + weights.get("query_down_bias", 0.0), weights["query_norm.scale"], eps)
+    else:
+        x_q = x_TD
+    q_weight = weights["query_up" if queries else "query"]
+    down = x_TD @ weights["kv_down"] + weights.get("kv_down_bias", 0.0)
+    latent = rms_norm(down[:, :kv_rank], weights["kv_norm.scale"], eps)
+    key_turned = turn_neighbours(down[:, kv_rank:], positions, angles)
+    mask, out = sees(positions, segments), np.zeros((len(x_TD), weights["out"].shape[2]))
+    for head in range(q_weight.shape[1]):
+        q = x_q @ q_weight[:, head]
+        up = latent @ weights["kv_up"][:, head]
+        key, value = up[:, :nope_dim], up[:, nope_dim:]
+        q_turned = turn_neighbours(q[:, nope_dim:], positions, angles)
+        scores = scale * (q[:, :nope_dim] @ key.T + q_turned @ key_turned.T)
+        for t in range(len(x_TD)):
+            if mask[t].any():
+                shares = np.exp(scores[t, mask[t]] - scores[t, mask[t]].max())
+                out[t] += shares / shares.sum() @ value[mask[t]] @ weights["out"][head]
+    return out + weights.get("out_bias", 0.0)
+
+
+def turn_neighbours(x_TR: np.ndarray, positions: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Each pair (x[2i], x[2i + 1]) as a complex number times e^(i position angle)."""
+    pairs = x_TR[:, 0::2] + 1j * x_TR[:, 1::2]
+    turned = pairs * np.exp(1j * positions[:, None] * angles)
+    return np.stack([turned.real, turned.imag], axis=-1).reshape(x_TR.shape)
+
+
 def decoder_logits(
     flat: Mapping[str, np.ndarray], tokens: np.ndarray, *, positions: np.ndarray, segments: np.ndarray, layers: Sequence[Layer], eps: float
 ) -> np.ndarray:

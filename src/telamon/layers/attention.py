@@ -77,9 +77,9 @@ class AttentionConfig(MixerConfig):
         return self
 
     @property
-    def attention_width(self) -> int:
-        """N times H."""
-        return self.n_heads * self.head_dim
+    def attention_sizes(self) -> tuple[int, int, int]:
+        """N, H and H."""
+        return self.n_heads, self.head_dim, self.head_dim
 
     @property
     def attention_window(self) -> int | None:

@@ -122,9 +122,15 @@ class MixerConfig(PartConfig):
         return {}
 
     @property
-    def attention_width(self) -> int:
-        """Query heads times head size, for the FLOPs rule; 0 for a mixer without attention."""
-        return 0
+    def attention_sizes(self) -> tuple[int, int, int]:
+        """Query heads, features of a key and features of a value; zeros for a mixer without attention."""
+        return 0, 0, 0
+
+    @property
+    def attention_width(self) -> float:
+        """Query heads times head size, the mean of a key's and a value's, for the FLOPs rule."""
+        heads, key, value = self.attention_sizes
+        return heads * (key + value) / 2
 
     @property
     def attention_window(self) -> int | None:

@@ -22,6 +22,8 @@ WEIGHT_RULES: Rules = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
+    "rank": (),  # of a latent, where it is made; every head reads all of it
+    "latent": ("fsdp",),  # the same, where it is read
     "mlp": ("tensor",),
     "norm": (),
 }

@@ -227,8 +227,9 @@ class _Step:
     def attention(self, layer: Attention) -> float:
         """Seconds of all passes over all of these layers."""
         passes = 1 + _ATTENTION_BACKWARD + self.layout.again(ATTENTION)
-        flops = 4 * layer.heads / self.tensor * layer.head_dim * layer.pairs(self.seq_len) * self.layout.rows
-        return passes * layer.count * flops / (self.chip.flops * self.chip.attention_share * self.filled(layer.head_dim))
+        pairs = layer.heads / self.tensor * layer.pairs(self.seq_len) * self.layout.rows
+        flops = sum(2 * pairs * width / self.filled(width) for width in layer.widths)
+        return passes * layer.count * flops / (self.chip.flops * self.chip.attention_share)
 
     def between(self) -> float:
         """Seconds of norms, rotations, activations and sums: memory traffic alone. Backward it is twice that of forward."""

@@ -62,6 +62,13 @@ class Attention:
     """Length of the chunks that attention stays in; none: not chunked."""
     count: int = 1
     """Layers."""
+    value_dim: int | None = None
+    """Features of a value; none: as many as a key has."""
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Features of a key, of which a score is made, and of a value."""
+        return self.head_dim, self.value_dim or self.head_dim
 
     def pairs(self, seq_len: int) -> float:
         """Query-key pairs of a row, each counted: half the diagonal is not left out."""
@@ -96,7 +103,7 @@ class Workload:
     def flops_per_token(self, seq_len: int) -> float:
         """Model FLOPs by the MFU rule (see `telamon.watch.throughput`)."""
         layers = (
-            AttentionCost(layer.heads * layer.head_dim, window=layer.window, chunk=layer.chunk)
+            AttentionCost(layer.heads * sum(layer.widths) / 2, window=layer.window, chunk=layer.chunk)
             for layer in self.attention
             for _ in range(layer.count)
         )
@@ -164,11 +171,10 @@ def _attention(model: Model) -> Iterator[Attention]:
     layers: Counter[Attention] = Counter()
     for block in _blocks(model):
         mixer = block.spec.mixer
-        width = mixer.attention_width
-        sizes = [n for info in block.weights.values() for n, axis in zip(info.shape, info.axes, strict=True) if axis == "head_dim"]
-        if width:
-            head_dim = max(sizes, default=width)
-            layers[Attention(width // head_dim, head_dim, mixer.attention_window, mixer.attention_chunk)] += block.repeats
+        heads, key, value = mixer.attention_sizes
+        if heads:
+            sizes = Attention(heads, key, mixer.attention_window, mixer.attention_chunk, value_dim=None if value == key else value)
+            layers[sizes] += block.repeats
     for layer, count in layers.items():
         yield replace(layer, count=count)
 
