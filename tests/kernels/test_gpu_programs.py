@@ -27,12 +27,25 @@ H100, A100, B200 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA B20
 N, K, H = 4, 2, 16
 
 
-def _twin_gradients(statistics: Any, out: jax.Array, d_out: jax.Array, *arrays: jax.Array, return_residuals: bool, **options: Any) -> Any:
-    """Gradients of Tokamax's attention in plain XLA, by its derivative."""
-    del statistics, out
-    assert not return_residuals
-    _, pull = jax.vjp(lambda *arrays: DotProductAttention()(*arrays, **options), *arrays)
-    return dict(zip("qkv", pull(d_out), strict=True))
+def _twin_gradients(
+    statistics: Any, out: jax.Array, d_out: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, *, mask: Any, **options: Any
+) -> Any:
+    """Gradients of Tokamax's attention in plain XLA, from what its backward kernels are given: output, largest scores, sums of exponentials."""
+    assert not options["return_residuals"]
+    scale, cap, groups = options["logits_scale"], options["logits_soft_cap"], q.shape[2] // k.shape[2]
+    k_all, v_all = jnp.repeat(k, groups, 2), jnp.repeat(v, groups, 2)
+    top, total = (x[..., None] for x in statistics)
+
+    def scored(q: jax.Array, k: jax.Array) -> jax.Array:
+        scores = scale * jnp.einsum("btnh,bsnh->bnts", q, k)
+        return scores if cap is None else cap * jnp.tanh(scores / cap)
+
+    scores, pull = jax.vjp(scored, q, k_all)
+    weights = jnp.where(mask.as_array(q.shape[1], k.shape[1]), jnp.exp(scores - top) / total, 0.0)
+    delta = jnp.einsum("btnh,btnh->bnt", out, d_out)[..., None]
+    d_q, d_k = pull(weights * (jnp.einsum("btnh,bsnh->bnts", d_out, v_all) - delta))
+    d_v = jnp.einsum("bnts,btnh->bsnh", weights, d_out)
+    return {"q": d_q, **{name: x.reshape(*y.shape[:3], groups, -1).sum(3) for name, x, y in (("k", d_k, k), ("v", d_v, v))}}
 
 
 TWINS: dict[str, Callable[..., jax.Array]] = {
@@ -96,6 +109,28 @@ def test_every_twin_equals_the_reference_in_value_and_gradient(scores: Scores, v
             np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=f"{name} {part}")
 
 
+SINKS = jnp.array([-1.0, 0.5, 40.0, 1.0])
+"""For each query head; the third leaves next to nothing to the other scores, and is larger than all of them."""
+
+
+@pytest.mark.parametrize("scores", [Scores(0.3, window=13), Scores(0.4, softcap=2.0, chunk=11)], ids=str)
+def test_sinks_are_added_to_what_a_kernel_gives(scores: Scores):
+    """Forward to its output, and to the statistics that the backward pass starts from; the gradient of the sinks too."""
+    places, arrays = _places(50), [*_arrays(50), SINKS]
+    mask = visible(places, places, scores.window, scores.chunk)
+
+    def reference(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array) -> jax.Array:
+        return reference_attention(q, k, v, mask, scores=scores, sinks=sinks)
+
+    def ours(q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array) -> jax.Array:
+        return TWINS["tokamax"](q, k, v, queries=places, keys=places, scores=scores, aligned=True, sinks=sinks)
+
+    expected = _value_and_gradients(reference, *arrays)
+    for part, x, y in zip("oqkvs", _value_and_gradients(ours, *arrays), expected, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-4 if part == "s" else 2e-5, err_msg=part)
+    assert np.abs(expected[-1]).max() > 0.1
+
+
 @pytest.mark.parametrize("name", ["cudnn", "tokamax"])
 def test_each_device_has_its_own_rows_and_heads(name: str):
     places, arrays, scores = _places(50), _arrays(50), Scores(0.3, window=13)
@@ -118,7 +153,7 @@ def _request(kind: str = H100, **changes: Any) -> Request:
         (_request(scores=Scores(1.0, window=512, chunk=2048)), "cudnn", {}),
         (_request(scores=Scores(1.0, softcap=50.0)), "tokamax", {"cudnn": "no cap on scores"}),
         (_request(A100, scores=Scores(1.0, softcap=50.0)), "chunked", {"cudnn": "no cap", "tokamax": "A100.* backward pass has no cap"}),
-        (_request(sinks=True), "chunked", {"cudnn": "no sinks", "tokamax": "no sinks"}),
+        (_request(sinks=True, H=64, scores=Scores(0.125, window=128)), "tokamax", {"cudnn": "no sinks"}),
         (_request(dtype="float32"), "chunked", {"cudnn": "not in float32", "tokamax": "not in float32"}),
         (_request(T=16384), "tokamax", {"cudnn": r"mask would take 1\.0 GiB a device, more than 0\.5"}),
         (_request(A100, T=32768), "chunked", {"cudnn": r"4\.0 GiB", "tokamax": r"on NVIDIA A100.* 2\.0 GiB"}),
@@ -166,11 +201,14 @@ def test_answers_are_taken_back_also_after_an_error():
     assert functools.reduce is before
 
 
-def _step(path: str, scores: Scores) -> Callable[..., Any]:
+def _step(path: str, scores: Scores, *, sinks: bool = False) -> Callable[..., Any]:
+    options: Any = {"scores": scores, "aligned": True, "path": path}
+
     def step(q: jax.Array, k: jax.Array, v: jax.Array, places: Places) -> Any:
         @jax.checkpoint
         def loss(*arrays: jax.Array) -> jax.Array:
-            return jnp.sum(attention(*arrays, queries=places, keys=places, scores=scores, aligned=True, path=path).astype(jnp.float32))
+            learned = jnp.zeros(N) if sinks else None
+            return jnp.sum(attention(*arrays, queries=places, keys=places, sinks=learned, **options).astype(jnp.float32))
 
         return jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
 
@@ -192,19 +230,20 @@ LATENT = (192, 128)
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
-    ("kind", "path", "scores", "widths", "kernels"),
+    ("kind", "path", "scores", "widths", "sinks", "kernels"),
     [
-        (H100, "cudnn", Scores(0.1, window=100), (64, 64), CUDNN),
-        (H100, "cudnn", Scores(0.1), LATENT, CUDNN),
-        (H100, "tokamax", Scores(0.1, window=100, softcap=9.0), (64, 64), {"mosaic_gpu_v2": 4}),
-        (H100, "tokamax", Scores(0.1), LATENT, {"mosaic_gpu_v2": 4}),
-        (B200, "tokamax", Scores(0.1, chunk=100), LATENT, {"mosaic_gpu_v2": 4}),
-        (A100, "tokamax", Scores(0.1), (64, 64), {"__gpu$xla.gpu.triton": 3}),
-        (A100, "tokamax", Scores(0.1), LATENT, {"__gpu$xla.gpu.triton": 3}),
+        (H100, "cudnn", Scores(0.1, window=100), (64, 64), False, CUDNN),
+        (H100, "cudnn", Scores(0.1), LATENT, False, CUDNN),
+        (H100, "tokamax", Scores(0.1, window=100, softcap=9.0), (64, 64), False, {"mosaic_gpu_v2": 4}),
+        (H100, "tokamax", Scores(0.1), LATENT, False, {"mosaic_gpu_v2": 4}),
+        (H100, "auto", Scores(0.125, window=100), (64, 64), True, {"mosaic_gpu_v2": 4}),
+        (B200, "tokamax", Scores(0.1, chunk=100), LATENT, False, {"mosaic_gpu_v2": 4}),
+        (A100, "tokamax", Scores(0.1), (64, 64), False, {"__gpu$xla.gpu.triton": 3}),
+        (A100, "tokamax", Scores(0.1), LATENT, False, {"__gpu$xla.gpu.triton": 3}),
     ],
 )
 def test_a_lowered_program_calls_the_kernels_of_its_gpu(
-    kind: str, path: str, scores: Scores, widths: tuple[int, int], kernels: dict[str, int]
+    kind: str, path: str, scores: Scores, widths: tuple[int, int], sinks: bool, kernels: dict[str, int]
 ):
     """Forward, again for the gradient, and backward (Mosaic's of queries and of keys apart), split over four devices.
 
@@ -214,7 +253,7 @@ def test_a_lowered_program_calls_the_kernels_of_its_gpu(
     sizes = tuple({"fsdp": 2, "tensor": 2}.get(axis, 1) for axis in AXES)
     mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES), abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
-        text = jax.jit(_step(path, scores)).trace(*_shapes(256, widths)).lower(lowering_platforms=("cuda",)).as_text()
+        text = jax.jit(_step(path, scores, sinks=sinks)).trace(*_shapes(256, widths)).lower(lowering_platforms=("cuda",)).as_text()
     found = re.findall(r"custom_call @([^ (]+)", text)
     assert {name: found.count(name) for name in kernels} == kernels
 

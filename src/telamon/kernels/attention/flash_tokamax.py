@@ -4,6 +4,10 @@ What a query of an aligned row sees is a range of keys, and these kernels take t
 chunks so need no mask, and blocks of keys outside of every query's range are left out. The exception is Triton's backward pass,
 which writes the ranges out as a mask, a byte a pair. (JAX says that Triton's kernels in it are to go; Mosaic's are not.)
 
+The kernels have no sinks. A sink takes its share of the softmax and gives nothing, so it scales what the other scores give; that is done
+after the forward kernel, to its output and to the statistics of its softmax, from which the backward kernels then make weights that sum
+to less than 1.
+
 XLA's compiler for GPUs takes both kinds without a GPU. Sizes of blocks come from Tokamax's table of tuned ones for the GPU, or its
 rules where the table has no such shape.
 """
@@ -38,8 +42,6 @@ def refusal(request: Request) -> str | None:
         return f"it is for NVIDIA's GPUs, and {request.target.device_kind or 'this device'} is not known as one"
     if gpu.capability < (8, 0):
         return f"{gpu.device_kind} is older than Ampere"
-    if request.sinks:
-        return "it has no sinks"
     if request.dtype not in ("bfloat16", "float16"):
         return f"it computes in bfloat16 and float16, not in {request.dtype}"
     if request.H > _LARGEST:
@@ -65,7 +67,7 @@ def run(
     operation: Any = None,
 ) -> jax.Array:
     """Arguments as of `telamon.kernels.attention.attention`; `operation` is one of Tokamax's, none: that of the GPU."""
-    assert aligned and sinks is None, "see refusal"
+    assert aligned, "see refusal"
     del keys  # the queries' own
     gpu = gpus.gpu_of(target())
     if operation is None:
@@ -77,10 +79,11 @@ def run(
     return rows.on_each_device(local, q, k, v, queries, sinks)
 
 
-def _whole_rows(q: jax.Array, k: jax.Array, v: jax.Array, places: Places, sinks: None, *, scores: Scores, kernel: "_Kernel") -> jax.Array:
+def _whole_rows(
+    q: jax.Array, k: jax.Array, v: jax.Array, places: Places, sinks: jax.Array | None, *, scores: Scores, kernel: "_Kernel"
+) -> jax.Array:
     """Attention of one device's rows and heads."""
-    del sinks
-    out = _flash(kernel, q, k, v, rows.first_keys(places, scores))
+    out = _flash(kernel, q, k, v, rows.first_keys(places, scores), sinks)
     # Padding sees itself in there. Its output is made zero, and so are its gradients.
     return jnp.where((places.segments > 0)[:, :, None, None], out, 0)
 
@@ -105,24 +108,43 @@ class _Kernel:
 # Tokamax's own pairing of forward and backward is traced when JAX comes to need it, at a time when what the libraries are told
 # of the GPU is taken back already. Paired here, each is traced within what it is told.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(kernel: _Kernel, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array) -> jax.Array:
-    return _forward(kernel, q, k, v, first)[0]
+def _flash(kernel: _Kernel, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, sinks: jax.Array | None) -> jax.Array:
+    return _forward(kernel, q, k, v, first, sinks)[0]
 
 
-def _forward(kernel: _Kernel, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array) -> Any:
+def _forward(kernel: _Kernel, q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, sinks: jax.Array | None) -> Any:
     with gpus.tokamax_as_on(kernel.gpu):
         bound = kernel.bound(q, k, v, first)
         out, statistics = kernel.operation(*bound.args, **{**bound.kwargs, "return_residuals": True})
+    if sinks is not None:
+        out, statistics = _with_sinks(out, statistics, sinks)
     out, statistics = checkpoint_name((out, statistics), SAVED)
-    return out, (q, k, v, first, out, statistics)
+    return out, (q, k, v, first, sinks, out, statistics)
+
+
+def _with_sinks(out: jax.Array, statistics: Any, sinks_N: jax.Array) -> Any:
+    """Output [B, T, N, H], and of each query the largest score and the sum of exponentials below it, with its head's sink among the scores."""
+    top_BNT, total_BNT = statistics
+    sinks_N1 = sinks_N.astype(jnp.float32)[:, None]
+    new_top_BNT = jnp.maximum(top_BNT, sinks_N1)
+    kept_BNT = total_BNT * jnp.exp(top_BNT - new_top_BNT)
+    new_total_BNT = kept_BNT + jnp.exp(sinks_N1 - new_top_BNT)
+    share_BTN1 = jnp.swapaxes(kept_BNT / new_total_BNT, 1, 2)[..., None]
+    return (out.astype(jnp.float32) * share_BTN1).astype(out.dtype), (new_top_BNT, new_total_BNT)
 
 
 def _backward(kernel: _Kernel, residuals: Any, d_out: jax.Array) -> Any:
-    *inputs, out, statistics = residuals
+    *inputs, sinks, out, (top_BNT, total_BNT) = residuals
     with gpus.tokamax_as_on(kernel.gpu):
         bound = kernel.bound(*inputs)
-        gradients = kernel.operation.vjp(statistics, out, d_out, *bound.args, **bound.kwargs)
-    return gradients["q"], gradients["k"], gradients["v"], None
+        gradients = kernel.operation.vjp((top_BNT, total_BNT), out, d_out, *bound.args, **bound.kwargs)
+    d_sinks = None
+    if sinks is not None:
+        # As in `chunked`: the weight of a value of zero.
+        delta_BNT = jnp.einsum("btnh,btnh->bnt", d_out, out, preferred_element_type=jnp.float32)
+        weight_BNT = jnp.exp(sinks.astype(jnp.float32)[:, None] - top_BNT) / total_BNT
+        d_sinks = -jnp.sum(weight_BNT * delta_BNT, axis=(0, 2)).astype(sinks.dtype)
+    return gradients["q"], gradients["k"], gradients["v"], None, d_sinks
 
 
 _flash.defvjp(_forward, _backward)
