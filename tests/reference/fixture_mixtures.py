@@ -277,6 +277,24 @@ DEEPSEEK_V3 = [
         spelling=older_deepseek(scoring_func="sigmoid", topk_method="noaux_tc", num_nextn_predict_layers=0),
         model_type="kimi_k2",
     ),
+    Variant(
+        "kimi-k25",
+        "Kimi K2's text model inside one with vision, which transformers does not have",
+        "DeepseekV3Config",
+        {
+            "architectures": ["KimiK25ForConditionalGeneration"],
+            "model_type": "kimi_k25",
+            "tie_word_embeddings": False,
+            "dtype": "float32",
+            "media_placeholder_token_id": 95,
+            "pad_token_id": 94,
+            "vision_config": {"vt_hidden_size": 8, "vt_num_hidden_layers": 1},
+        },
+        weights_of="kimi-k2",
+        spelling=older_deepseek(scoring_func="sigmoid", topk_method="noaux_tc"),
+        model_type="kimi_k2",
+        file_prefix="language_model.",
+    ),
 ]
 
 # With 12 features the wavelengths are 6, 56, 499, ...: with low = high no frequency lies between kept and scaled.
@@ -354,8 +372,16 @@ LLAMA4 = [
         (rope(1e4), {"attn_temperature_tuning": False}, {"no_rope_layers": [1, 1, 1, 1]}),
     ),
     Variant(
+        "llama4-maverick-older",
+        "older spelling, layers without rope and with experts by default",
+        "Llama4TextConfig",
+        {},
+        weights_of="llama4-maverick",
+        spelling=older(omit=("moe_layers", "tie_word_embeddings"), no_rope_layers=[], for_llm_compressor=False),
+    ),
+    Variant(
         "llama4-no-temperature",
-        "queries of layers without rope that keep their temperature, a whole number as older files say it",
+        "queries of layers without rope that keep their temperature",
         "Llama4TextConfig",
         {**LLAMA4_SIZES, "num_hidden_layers": 2, "no_rope_layers": [1, 0], "attn_temperature_tuning": False},
         ({"attn_temperature_tuning": True},),

@@ -148,8 +148,22 @@ def _respelt(variant: Variant, folder: Path) -> dict[str, Any]:
     shutil.copy(other / "model.safetensors", folder)
     _check_reload(variant, folder, expected, expected)
     _name_model_type(variant, folder)
+    if variant.file_prefix:
+        return _wrapped(variant, folder, expected)
     (folder / "model.safetensors").unlink()
     return {"same_as": {file: variant.weights_of for file in ("model.safetensors", "expected.npz")}, "controls": {}}
+
+
+def _wrapped(variant: Variant, folder: Path, expected: Arrays) -> dict[str, Any]:
+    """The text model becomes the part of a larger one that transformers cannot make: under `text_config`, its tensors behind a prefix."""
+    text = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**variant.options, "text_config": text}, indent=2) + "\n")
+    weights = {variant.file_prefix + name: tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    beside = {"vision_tower.patch_embed.proj.weight": torch.randn(3, 5), "mm_projector.proj.0.weight": torch.randn(5, 3)}
+    save_file(weights | beside, folder / "model.safetensors", metadata={"format": "pt"})
+    names = np.array([variant.file_prefix + name for name in expected["grad_names"]])
+    np.savez_compressed(folder / "expected.npz", allow_pickle=False, **{**expected, "grad_names": names})
+    return {"same_as": {}, "controls": {}}
 
 
 def build(variant: Variant, change: dict[str, Any] | None = None) -> Any:
