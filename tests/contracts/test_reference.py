@@ -28,9 +28,9 @@ def _together(name: str, *rest: str) -> Any:
 def _questions() -> Iterator[Any]:
     for name in OWN:
         yield from (_together(name, rows) for rows in ("logits", "packed", "padded", "long"))
-        # Transformers' windows go by place in the row and ours by position, which in these rows are not alike.
-        blocks = checkpoints.config(fixtures.load(name)).spec().blocks
-        if all(block.mixer.attention_window is None for block in blocks):
+        # Transformers' windows and chunks go by place in the row and ours by position, which in these rows are not alike.
+        mixers = [block.mixer for block in checkpoints.config(fixtures.load(name)).spec().blocks]
+        if all(mixer.attention_window is None and mixer.attention_chunk is None for mixer in mixers):
             yield _together(name, "jump")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from fixture_experts import CHOICE, Piece, Unlucky, finest, watched
-from fixture_outputs import Arrays, forward_outputs, logits
+from fixture_outputs import Arrays, far_logits, forward_outputs, logits
 
 SEEN = 1e-2
 """What a mistake must move some logit by."""
@@ -83,7 +83,7 @@ def rounding(model: Any, rows: Arrays, right: Arrays) -> dict[str, float]:
     with torch.no_grad():
         plain = logits(model, torch.from_numpy(rows["ids"]))
         long_ids, offsets = torch.from_numpy(rows["long_ids"])[None], torch.from_numpy(rows["long_offsets"])
-        far = logits(model, long_ids, positions=offsets[-1] + torch.arange(long_ids.shape[1])[None])
+        far = far_logits(model, long_ids, positions=offsets[-1] + torch.arange(long_ids.shape[1])[None])
         jumping = logits(model, long_ids, positions=torch.from_numpy(rows["jump_positions"])[None])
     found = {
         "logits": difference(plain.numpy(), right["logits"]),

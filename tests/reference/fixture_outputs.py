@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from fixture_experts import CHOICE, Piece, Unlucky, watched
 from fixture_variants import Variant
+from transformers import DynamicCache
 
 Arrays = dict[str, np.ndarray]
 
@@ -26,10 +27,43 @@ def logits(model: Any, ids: torch.Tensor, *, mask: torch.Tensor | None = None, p
     return model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
 
+def far_logits(model: Any, ids: torch.Tensor, *, positions: torch.Tensor) -> torch.Tensor:
+    """Logits [1, T, V] of a row at these positions, which rise by one."""
+    return model(input_ids=ids, use_cache=False, **_far(model, positions)).logits
+
+
 def stream_sizes(model: Any, ids: torch.Tensor, *, positions: torch.Tensor) -> torch.Tensor:
     """Root mean square of the stream at each position, behind the embedding, each layer but the last, and the final norm [L + 1, T]."""
-    out = model(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions, use_cache=False, output_hidden_states=True)
+    out = model(input_ids=ids, use_cache=False, output_hidden_states=True, **_far(model, positions))
     return torch.stack([layer[0].square().mean(-1).sqrt() for layer in out.hidden_states])
+
+
+class _Earlier(DynamicCache):
+    """A cache that says how many tokens came before, and holds none of them."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.count = count
+
+    def get_seq_length(self, *_: Any, **__: Any) -> int:
+        return self.count
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return key_states, value_states
+
+
+def _far(model: Any, positions: torch.Tensor) -> dict[str, Any]:
+    """Arguments for a row at these positions [1, T].
+
+    Llama 4 counts chunks and temperatures by place behind what a cache holds, not by position: it is told both.
+    """
+    chunk = getattr(model.config.get_text_config(), "attention_chunk_size", None)
+    if chunk is None:
+        return {"attention_mask": torch.ones_like(positions), "position_ids": positions}
+    query, key = positions[0][:, None], positions[0][None, :]
+    seen = {"full_attention": query >= key, "chunked_attention": (query >= key) & (query // chunk == key // chunk)}
+    masks = {kind: torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)[None, None] for kind, mask in seen.items()}
+    return {"attention_mask": masks, "position_ids": positions, "past_key_values": _Earlier(int(positions[0, 0]))}
 
 
 def token_rows(model: Any, variant: Variant) -> Arrays:
@@ -64,7 +98,7 @@ def forward_outputs(model: Any, rows: Arrays) -> Arrays:
         "padded_mask": _numpy(mask[0]),
         "padded_positions": _numpy(positions[0]),
         "padded_logits": _numpy(_padded_logits(model, padded, mask, positions)),
-        "long_logits": np.stack([_numpy(logits(model, long_ids, positions=where)[0]) for where in long_positions]),
+        "long_logits": np.stack([_numpy(far_logits(model, long_ids, positions=where)[0]) for where in long_positions]),
         "long_streams": np.stack([_numpy(stream_sizes(model, long_ids, positions=where)) for where in long_positions]),
         "jump_logits": _numpy(logits(model, long_ids, positions=tensor["jump_positions"][None])[0]),
     }
