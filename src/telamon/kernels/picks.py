@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from telamon.errors import ConfigError
 
+OPTIONS = {"attention": "train.attention", "loss": "train.loss", "experts": "train.experts.path"}
+"""For each operation, the option that names a path."""
+
 _NOTES: ContextVar[list["Pick"] | None] = ContextVar("picks", default=None)
 
 
@@ -15,7 +18,7 @@ class Pick:
     """A choice, and what was passed over for it."""
 
     operation: str
-    """What is computed; `train.` before it is the option that names a path."""
+    """What is computed; its option is in `OPTIONS`."""
     path: str
     """The path chosen."""
     refused: tuple[tuple[str, str], ...] = ()
@@ -58,14 +61,14 @@ def first_that_serves[R](operation: str, paths: Mapping[str, Callable[[R], str |
             return _note(Pick(operation, name, tuple(refused)))
         refused.append((name, reason))
     if wanted != "auto":
-        raise ConfigError(f"train.{operation}={wanted} cannot serve this model: {refused[0][1]}; auto takes a path that can")
+        raise ConfigError(f"{OPTIONS[operation]}={wanted} cannot serve this model: {refused[0][1]}; auto takes a path that can")
     raise ConfigError(f"no path of {operation} serves on {platform}: {'; '.join(f'{name}: {reason}' for name, reason in refused)}")
 
 
 def check_name(operation: str, paths: Iterable[str], *, wanted: str, platform: str) -> None:
     """Raise ConfigError where `wanted` is neither `auto` nor one of a platform's paths. Whether it serves a request is not asked."""
     if wanted != "auto" and wanted not in paths:
-        raise ConfigError(f"train.{operation}={wanted} is not for {platform}; there it is one of: auto, {', '.join(paths)}")
+        raise ConfigError(f"{OPTIONS[operation]}={wanted} is not for {platform}; there it is one of: auto, {', '.join(paths)}")
 
 
 def _note(pick: Pick) -> Pick:

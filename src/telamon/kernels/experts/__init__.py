@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from telamon.kernels.experts.pick import PATHS, PLATFORMS, choose
-from telamon.kernels.experts.rule import SAVED, Request
+from telamon.kernels.experts.rule import SAVED, Request, on_one_device
 from telamon.parallel.target import target
 
 __all__ = ["PLATFORMS", "SAVED", "Request", "choose", "grouped_matmul"]
@@ -35,7 +35,7 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, path: str = 
     """
     (M, K), (E, _, N) = x.shape, w.shape
     assert w.shape[1] == K and sizes.shape == (E,), (x.shape, w.shape, sizes.shape)
-    picked = choose(Request(target(), M, K, N, E, str(x.dtype)), path)
+    picked = choose(Request(target(), M, K, N, E, str(x.dtype), on_one_device()), path)
     return _grouped(picked.path, x, w, sizes.astype(jnp.int32))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from telamon.kernels.experts import blocked, ragged_dot
+from telamon.kernels.experts import blocked, grouped_tokamax, ragged_dot
 from telamon.kernels.experts.rule import Request
 from telamon.kernels.picks import Pick, first_that_serves
 
@@ -22,13 +22,14 @@ class Path(NamedTuple):
 
 
 PATHS: dict[str, Path] = {
+    "tokamax": Path(grouped_tokamax.refusal, grouped_tokamax.product, grouped_tokamax.weight_gradient),
     "blocked": Path(blocked.refusal, blocked.product, blocked.weight_gradient),
     "ragged_dot": Path(ragged_dot.refusal, ragged_dot.product, ragged_dot.weight_gradient),
 }
 
 PLATFORMS: dict[str, tuple[str, ...]] = {
-    "tpu": ("blocked", "ragged_dot"),
-    "gpu": ("blocked", "ragged_dot"),
+    "tpu": ("tokamax", "blocked", "ragged_dot"),
+    "gpu": ("tokamax", "blocked", "ragged_dot"),
     "cpu": ("blocked", "ragged_dot"),
 }
 """Paths in the order in which `auto` tries them."""

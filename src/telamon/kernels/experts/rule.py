@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from telamon.parallel.rules import extent
 from telamon.parallel.target import Target
 
 SAVED = "experts"
@@ -26,6 +27,14 @@ class Request:
     E: int
     dtype: str
     """Type of the rows."""
+    alone: bool = True
+    """The arrays are one device's own: there is one, or the call is inside a `shard_map` over all mesh axes of several."""
+
+
+def on_one_device() -> bool:
+    """Whether arrays at this place of a trace are one device's own; see `Request.alone`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.empty or extent(mesh, tuple(set(mesh.axis_names) - set(mesh.manual_axes))) == 1
 
 
 def own_rows(x: jax.Array, sizes: jax.Array) -> jax.Array:
