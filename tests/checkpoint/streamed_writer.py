@@ -38,7 +38,7 @@ def main():
             for index in range(SHAPE[0]):
                 if index == args.kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
-                writer.write(PATH, index, layer(index))
+                writer.write(PATH, (index,), layer(index))
     except TelamonError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -39,7 +39,7 @@ def values(seed=0):
 def write(directory, arrays, *, step=0, leave_out=()):
     with StreamedWriter(directory, step=step, abstract=SHAPES, meta={"origin": "a test"}) as writer:
         for path, array in arrays.items():
-            parts = [(None, array)] if not path.startswith("stacks") else list(enumerate(array))
+            parts = [((), array)] if not path.startswith("stacks") else [((layer,), part) for layer, part in enumerate(array)]
             for index, part in parts:
                 if (path, index) not in leave_out:
                     writer.write(path, index, part)
@@ -57,8 +57,8 @@ def test_a_streamed_checkpoint_is_read_by_slice_in_the_type_it_was_given(tmp_pat
         path: (leaf.shape, np.dtype(leaf.dtype).name) for path, leaf in SHAPES.items()
     }
     assert reader.meta == {"origin": "a test"}
-    assert all(same(reader.read(path, None), array) for path, array in arrays.items())
-    assert all(same(reader.read(QUERY, layer), arrays[QUERY][layer]) for layer in range(3))
+    assert all(same(reader.read(path, ()), array) for path, array in arrays.items())
+    assert all(same(reader.read(QUERY, (layer,)), arrays[QUERY][layer]) for layer in range(3))
 
 
 def test_the_newest_whole_checkpoint_is_read_unless_another_is_named(tmp_path):
@@ -71,7 +71,7 @@ def test_the_newest_whole_checkpoint_is_read_unless_another_is_named(tmp_path):
     write(tmp_path, values(1), step=1)
     write(tmp_path, values(2), step=2)
     assert StreamedReader(tmp_path).step == 2
-    assert same(StreamedReader(tmp_path, 1).read(QUERY, 0), values(1)[QUERY][0])
+    assert same(StreamedReader(tmp_path, 1).read(QUERY, (0,)), values(1)[QUERY][0])
 
 
 def test_any_orbax_program_opens_a_streamed_checkpoint(tmp_path):
@@ -105,7 +105,7 @@ def test_each_16_bit_pattern_widens_to_the_same_number(tmp_path, dtype):
     bits = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     shapes = {"w": jax.ShapeDtypeStruct(bits.shape, dtype)}
     with StreamedWriter(tmp_path, step=0, abstract=shapes, meta={}) as writer:
-        writer.write("w", None, bits)
+        writer.write("w", (), bits)
     wanted = {"w": jax.ShapeDtypeStruct(bits.shape, jnp.float32)}
     got = np.asarray(CheckpointStore(tmp_path, readonly=True).restore_subtree(0, "weights", wanted)["w"])
     with np.errstate(invalid="ignore"):
@@ -125,15 +125,15 @@ def test_arrays_in_any_memory_order_and_of_many_chunks_come_back(tmp_path):
     arrays = {"table": rng.integers(0, 1 << 16, (70, 50_000), np.uint16).T, "long": rng.integers(0, 1 << 60, (30, 20), np.int64).T}
     with StreamedWriter(tmp_path, step=0, abstract=arrays, meta={}) as writer:
         for path, array in arrays.items():
-            writer.write(path, None, array)
+            writer.write(path, (), array)
     reader = StreamedReader(tmp_path, 0)
-    assert all(same(reader.read(path, None), array) for path, array in arrays.items())
+    assert all(same(reader.read(path, ()), array) for path, array in arrays.items())
 
 
 def test_what_was_not_written_is_named_and_leaves_nothing_behind(tmp_path):
     write(tmp_path, values(), step=1)
     with pytest.raises(CheckpointError) as caught:
-        write(tmp_path, values(), step=2, leave_out=[("embedding", None), (QUERY, 0), (QUERY, 2)])
+        write(tmp_path, values(), step=2, leave_out=[("embedding", ()), (QUERY, (0,)), (QUERY, (2,))])
     assert f"step 2 was not written: it lacks embedding, {QUERY} (layers 0, 2)" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
 
@@ -141,17 +141,17 @@ def test_what_was_not_written_is_named_and_leaves_nothing_behind(tmp_path):
 def test_a_part_written_twice_is_a_bug_and_commits_nothing(tmp_path):
     arrays = values()
     with (
-        pytest.raises(AssertionError, match="layer 1: written twice"),
+        pytest.raises(AssertionError, match=r"part \(1,\): written twice"),
         StreamedWriter(tmp_path, step=0, abstract=SHAPES, meta={}) as writer,
     ):
-        writer.write(QUERY, 1, arrays[QUERY][1])
-        writer.write(QUERY, 1, arrays[QUERY][1])
+        writer.write(QUERY, (1,), arrays[QUERY][1])
+        writer.write(QUERY, (1,), arrays[QUERY][1])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_exception_half_way_passes_and_leaves_nothing_behind(tmp_path, capfd):
     with pytest.raises(ZeroDivisionError), StreamedWriter(tmp_path, step=0, abstract=SHAPES, meta={}) as writer:
-        writer.write("embedding", None, values()["embedding"])
+        writer.write("embedding", (), values()["embedding"])
         _ = 1 / 0
     assert list(tmp_path.iterdir()) == []
     assert "Traceback" not in capfd.readouterr().err
@@ -169,7 +169,7 @@ def test_a_kill_half_way_leaves_what_the_next_start_removes(tmp_path):
         StreamedReader(tmp_path, 0)
     assert run_writer(tmp_path).returncode == 0
     reader = StreamedReader(tmp_path, 0)
-    assert all(same(reader.read(streamed_writer.PATH, index), streamed_writer.layer(index)) for index in range(4))
+    assert all(same(reader.read(streamed_writer.PATH, (index,)), streamed_writer.layer(index)) for index in range(4))
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000000"]
 
 

@@ -68,7 +68,7 @@ def to_tree(model: Model, tensors: list[HfTensor], arrays: dict[str, np.ndarray]
     flat = {path: np.zeros(info.shape, np.float32) for path, info in flatten(model.info).items()}
     for tensor in tensors:
         for part, array in zip(tensor.parts, tensor.to_ours(arrays[tensor.name]), strict=True):
-            flat[part.path][... if part.index is None else part.index] = array
+            flat[part.path][part.index] = array
     return _nested(model, flat)
 
 
@@ -125,10 +125,7 @@ def ask(name: str) -> Answers:
         long=logits[4:-1, : len(ones)],
         jump=logits[-1, : len(ones)],
         loss=float(value),
-        gradients={
-            tensor.name: tensor.to_hf([flat[part.path][... if part.index is None else part.index] for part in tensor.parts])
-            for tensor in case.tensors
-        },
+        gradients={tensor.name: tensor.to_hf([flat[part.path][part.index] for part in tensor.parts]) for tensor in case.tensors},
     )
 
 

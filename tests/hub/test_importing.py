@@ -269,7 +269,7 @@ def test_an_import_that_ends_half_way_leaves_nothing_and_an_earlier_run_whole(br
     with pytest.raises(type(error)):
         bring(llama_tensors(seed=1), overwrite=True)
     assert [path.name for path in run.parent.iterdir()] == ["run"]
-    assert np.array_equal(StreamedReader(run / "checkpoints").read("embedding", None), llama_tensors()[TABLE])
+    assert np.array_equal(StreamedReader(run / "checkpoints").read("embedding", ()), llama_tensors()[TABLE])
 
 
 def test_a_shard_that_is_cut_short_is_refused_before_anything_is_made(bring, tmp_path):
@@ -376,7 +376,7 @@ def test_the_restored_weights_are_the_sources(bring):
     """A linear map of the file is [out, in]; ours is [in, heads, head dim]. Checked against the file itself, for the second layer."""
     tensors = llama_tensors(BF16)
     run = bring(tensors)
-    query = StreamedReader(run / "checkpoints").read("stacks.0.blocks.0.mixer.query", 1)
+    query = StreamedReader(run / "checkpoints").read("stacks.0.blocks.0.mixer.query", (1,))
     assert np.array_equal(
         np.asarray(query, np.float32).reshape(32, 32).T, tensors["model.layers.1.self_attn.q_proj.weight"].astype(np.float32)
     )

@@ -62,7 +62,7 @@ def test_logits_are_equal_within_a_thousandth_and_the_greedy_answer_is_the_same(
     flat = flatten(weights)
     for tensor in config.tensors(model):
         for part, array in zip(tensor.parts, tensor.to_ours(source.read(tensor.name)), strict=True):
-            flat[part.path][... if part.index is None else part.index] = array
+            flat[part.path][part.index] = array
     prompt = meta["texts"][meta["logits"]["text"]]["ids"]
     ids = np.array([prompt + meta["greedy"]], np.int32)
     batch = {"tokens": ids, "positions": np.arange(ids.shape[1])[None], "segments": np.ones_like(ids)}

@@ -1,8 +1,8 @@
 """A checkpoint of weights written and read part by part, for models that do not fit into memory.
 
     with StreamedWriter(run / "checkpoints", step=0, abstract=shapes, meta={}) as writer:
-        writer.write("embedding", None, table)
-        writer.write("stacks.0.blocks.0.mixer.query", 7, query_of_the_eighth_repeat)
+        writer.write("embedding", (), table)
+        writer.write("stacks.0.blocks.0.mixer.query", (7,), query_of_the_eighth_repeat)
 
 The result is a checkpoint like any other: `CheckpointStore.restore_subtree(0, "weights", ...)` reads it, on any mesh, and
 so does Orbax. It is committed as others are, once everything has been written, and until then is provably unfinished.
@@ -17,7 +17,7 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
@@ -45,19 +45,29 @@ class StreamedWriter:
         step: the step's number.
         abstract: {dotted path: anything with the whole shape, with the layer axis if it is stacked, and the type on disk}.
         meta: what `CheckpointStore.meta` gives back.
+        expertwise: paths of stacked weights that come expert by expert within a layer.
 
     Raises:
         CheckpointError: the folder cannot be used, a whole checkpoint of that step is in the way, writing fails, or (at
             the end) something was not written; the message says what. Nothing is left of it then.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, step: int, abstract: Mapping[str, Any], meta: dict[str, Any]):
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        step: int,
+        abstract: Mapping[str, Any],
+        meta: dict[str, Any],
+        expertwise: Collection[str] = (),
+    ):
         assert jax.process_count() == 1, "only one process can stream"
         self._step, self._meta = step, meta
-        chunk_bytes = chunks.target_bytes(_largest(abstract))
+        depths = {path: layouts.is_stacked(path) + (path in expertwise) for path in abstract}
+        chunk_bytes = chunks.target_bytes(max(_part_bytes(leaf, depths[path]) for path, leaf in abstract.items()))
         self._context = chunks.new_context(chunk_bytes)
-        self._leaves = {path: _Leaf(path, leaf, chunk_bytes) for path, leaf in abstract.items()}
-        self._missing: dict[str, set[int | None]] = {path: leaf.indices() for path, leaf in self._leaves.items()}
+        self._leaves = {path: _Leaf(leaf, depths[path], chunk_bytes) for path, leaf in abstract.items()}
+        self._missing: dict[str, set[tuple[int, ...]]] = {path: leaf.indices() for path, leaf in self._leaves.items()}
         self._store = CheckpointStore(directory, keep=sys.maxsize)
         self._closed: Future[None] = Future()
         self._in_flight: deque[Any] = deque()
@@ -68,21 +78,23 @@ class StreamedWriter:
         self._store.start(self._step, _StreamedTree(tree, self._closed, self._context), self._meta, arrays, patience=_PATIENCE)
         return self
 
-    def write(self, path: str, index: int | None, array: np.ndarray) -> None:
-        """Write a layer's slice of a stacked weight, or with `index` None a whole weight, in any memory order.
+    def write(self, path: str, index: tuple[int, ...], array: np.ndarray) -> None:
+        """Write a part of a weight, in any memory order.
 
-        `array` may be changed once this returns.
+        Args:
+            path: of the weight.
+            index: the layer, for one that is stacked; layer and expert, for one that comes expert by expert; else nothing.
+            array: the part; it may be changed once this returns.
         """
         leaf = self._leaves[path]
-        assert index in self._missing[path], f"{path}, layer {index}: written twice, or not a part of the weight"
+        assert index in self._missing[path], f"{path}, part {index}: written twice, or not a part of the weight"
         assert array.shape == leaf.part and array.dtype == leaf.dtype, (path, array.shape, array.dtype, leaf.part, leaf.dtype)
-        target = leaf.array if index is None else leaf.array[index]
         try:
             for rows in leaf.row_blocks():
                 block = chunks.contiguous(array[rows])
                 block = block.copy() if np.may_share_memory(block, array) else block
                 self._wait_for_room()
-                self._in_flight.append(target[rows].write(block, can_reference_source_data_indefinitely=True))
+                self._in_flight.append(leaf.array[(*index, rows)].write(block, can_reference_source_data_indefinitely=True))
         except Exception as error:
             raise self._store.write_error(self._step, error) from error
         self._missing[path].remove(index)
@@ -121,7 +133,7 @@ class StreamedWriter:
                 self._in_flight.popleft().result()
         except Exception as error:
             return self._store.write_error(self._step, error)
-        missing = [path if None in parts else f"{path} (layers {_ranges(parts)})" for path, parts in self._missing.items() if parts]
+        missing = [path if () in parts else f"{path} (layers {_layers(parts)})" for path, parts in self._missing.items() if parts]
         if not missing:
             return None
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
@@ -166,16 +178,16 @@ class StreamedReader:
         if abstract is not None:
             self._cut_as(abstract, str(store.path(step)), target)
         self._folder = store.path(step) / STATE
-        self._context = chunks.new_context(chunks.target_bytes(_largest(self.arrays)))
+        largest = max(_part_bytes(leaf, layouts.is_stacked(path)) for path, leaf in self.arrays.items())
+        self._context = chunks.new_context(chunks.target_bytes(largest))
 
-    def read(self, path: str, index: int | None) -> np.ndarray:
-        """A layer's slice of a stacked weight, or with `index` None the whole weight; its type is that on disk."""
-        if index is not None:
-            place = self._places.get(layouts.Slot(path, index), layouts.Slot(path, index))
-            path, index = place.name, place.row
+    def read(self, path: str, index: tuple[int, ...]) -> np.ndarray:
+        """The whole weight, or with the layer (and a place within it) as `index` that part of a stacked one; its type is that on disk."""
+        if index:
+            place = self._places.get(layouts.Slot(path, index[0]), layouts.Slot(path, index[0]))
+            path, index = place.name, (place.row, *index[1:])
         try:
-            stored = chunks.open_to_read(self._folder, PREFIX + path, self._context)
-            stored = stored if index is None else stored[index]
+            stored = chunks.open_to_read(self._folder, PREFIX + path, self._context)[index]
             array = np.empty(stored.shape, stored.dtype.numpy_dtype)
             ts.array(array).write(stored).result()
             return array
@@ -200,15 +212,14 @@ class _Leaf:
 
     array: Any
 
-    def __init__(self, path: str, abstract: Any, chunk_bytes: int):
+    def __init__(self, abstract: Any, depth: int, chunk_bytes: int):
         self.shape, self.dtype = tuple(abstract.shape), np.dtype(abstract.dtype)
-        self.layers = self.shape[0] if layouts.is_stacked(path) else None
-        self.part = self.shape if self.layers is None else self.shape[1:]
+        self._counted, self.part = self.shape[:depth], self.shape[depth:]
         self._chunk = chunks.chunk_shape(self.part, self.dtype.itemsize, chunk_bytes)
 
-    def indices(self) -> set[int | None]:
-        """Layers to be written, or None for a weight that is written whole."""
-        return {None} if self.layers is None else set(range(self.layers))
+    def indices(self) -> set[tuple[int, ...]]:
+        """The parts to be written; of a weight that is written whole, the one without an index."""
+        return set(np.ndindex(self._counted))
 
     def row_blocks(self) -> list[Any]:
         """Index expressions of the chunks of a part."""
@@ -218,7 +229,7 @@ class _Leaf:
 
     def open(self, folder: epath.Path, name: str, context: ts.Context) -> None:
         """Create the array in a checkpoint's folder."""
-        chunk = self._chunk if self.layers is None else (1, *self._chunk)
+        chunk = (*(1 for _ in self._counted), *self._chunk)
         self.array = chunks.create(folder, name, self.shape, self.dtype, chunk, context)
 
 
@@ -274,15 +285,11 @@ class _Registry:
         return self._handler
 
 
-def _largest(arrays: Mapping[str, Any]) -> int:
-    """Bytes of the largest tensor that is written or read at once."""
-
-    def size(path: str, leaf: Any) -> int:
-        return math.prod(leaf.shape[1:] if layouts.is_stacked(path) else leaf.shape) * np.dtype(leaf.dtype).itemsize
-
-    return max(size(path, leaf) for path, leaf in arrays.items())
+def _part_bytes(leaf: Any, depth: int) -> int:
+    """Bytes that are written or read at once of a weight whose first `depth` dims count its parts."""
+    return math.prod(leaf.shape[depth:]) * np.dtype(leaf.dtype).itemsize
 
 
-def _ranges(numbers: set[Any]) -> str:
-    shown = sorted(numbers)
+def _layers(parts: set[Any]) -> str:
+    shown = sorted({part[0] for part in parts})
     return ", ".join(map(str, shown[:_SHOWN])) + (", ..." if len(shown) > _SHOWN else "")

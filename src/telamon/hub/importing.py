@@ -159,7 +159,9 @@ def _say(console: "Console", source: TensorSource, plan: _Plan) -> None:
 def _copy_weights(source: TensorSource, plan: _Plan, checkpoints: Path, transfer: Transfer) -> None:
     shapes = {path: info.shape for path, info in flatten(Model(plan.config.spec()).info).items()}
     abstract = {path: jax.ShapeDtypeStruct(shape, plan.stored[path]) for path, shape in shapes.items()}
-    with StreamedWriter(checkpoints, step=STEP, abstract=abstract, meta={"origin": source.origin}) as writer:
+    expertwise = {part.path for tensor in plan.match.tensors.values() for part in tensor.parts if len(part.index) > 1}
+    meta = {"origin": source.origin}
+    with StreamedWriter(checkpoints, step=STEP, abstract=abstract, meta=meta, expertwise=expertwise) as writer:
         for name, tensor in plan.match.tensors.items():
             _copy_tensor(source.read(name), tensor, plan, writer)
             transfer.advance(source.tensors[name].nbytes)
