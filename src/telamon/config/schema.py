@@ -262,6 +262,37 @@ class RampStage(Section):
     batch_size: Positive = Field(description="Rows a step from there on.")
 
 
+class ExpertsConfig(Section):
+    """How mixtures of experts are trained. What a mixture is, its model says."""
+
+    path: Literal["auto", "ragged_dot", "tokamax", "blocked", "capacity", "dense"] = Field(
+        default="auto",
+        description="What computes them: ragged_dot, tokamax, blocked (all without dropping); capacity (what is beyond capacity_factor is "
+        "dropped); dense (every expert, every token; for tests); auto: the first without dropping that serves.",
+    )
+    capacity_factor: Annotated[float, Field(gt=0)] = Field(
+        default=1.25, description="capacity only: places of an expert in a row, over what an even load would take."
+    )
+    balance: Literal["none", "batch", "sequence"] = Field(
+        default="none",
+        description="Term for an even load, experts x sum(load x mean probability), loads summing to top_k, mean over layers; batch: loads "
+        "of the whole step (with train.accumulate above 1 a forward pass more); sequence: within each document of a row.",
+    )
+    balance_weight: Annotated[float, Field(ge=0)] = Field(default=0.01, description="Weight of the term for an even load.")
+    z_weight: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of the squared log-normaliser of the router's logits.")
+    bias_rate: Annotated[float, Field(ge=0)] = Field(
+        default=1e-3,
+        description="Models with a selection bias: how much it falls a step for an expert above the mean load, and rises for one below; 0: stays.",
+    )
+    jitter: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="Routers see their input times random factors from 1 - jitter to 1 + jitter."
+    )
+    count: Literal["real", "trained"] = Field(
+        default="real",
+        description="Tokens that loads and the terms above are over: all that are no padding, or those with a trained target.",
+    )
+
+
 class TrainConfig(Section):
     """The loop."""
 
@@ -296,6 +327,7 @@ class TrainConfig(Section):
     )
     loss_chunk: Positive = Field(default=1024, description="Tokens whose logits exist at one time in the loss, on each device.")
     z_loss: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of the squared log-normaliser of the logits.")
+    experts: ExpertsConfig = Field(default_factory=ExpertsConfig, description="How mixtures of experts are trained.")
     xla_flags: dict[str, bool | int | float | str] = Field(
         default={},
         description="XLA options, by name, added to those of the hardware's preset or in their place; an unknown one is refused.",

@@ -185,7 +185,7 @@ def lower_decode(model: Model, mesh: Mesh, *, rows: int, length: int) -> jax.sta
     """
     dtype = model.numerics.dtype
     weights = jax.tree.map(
-        lambda info, x: x if info.matrix is None else jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding),
+        lambda info, x: x if not info.narrowed else jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding),
         model.info,
         model.abstract(mesh),
     )
@@ -223,9 +223,9 @@ def pad(
 def _matrices_as(model: Model, weights: Weights) -> Weights:
     """Weights with those of linear maps and tables in the type of activations, as the layers would make them at every use.
 
-    Scales and biases stay as they are: they weigh nothing, and a layer may want them in float32.
+    Scales, biases and routers stay as they are: they weigh nothing, and a layer may want them in float32.
     """
-    return jax.tree.map(lambda info, x: x if info.matrix is None else x.astype(model.numerics.dtype), model.info, weights)
+    return jax.tree.map(lambda info, x: x.astype(model.numerics.dtype) if info.narrowed else x, model.info, weights)
 
 
 def _up(size: int, step: int) -> int:

@@ -20,8 +20,36 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from telamon.config.schema import Section
 
-Aux = dict[str, tuple[jax.Array, jax.Array]]
-"""Named auxiliary terms as (sum, denominator) pairs of scalars, added up over layers."""
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Load:
+    """How a layer's tokens spread over its experts: sums over tokens, to be added over microbatches and kept by layer."""
+
+    counts: jax.Array
+    """Choices of each expert [E], float32, without gradient; they sum to X times the tokens."""
+    probabilities: jax.Array
+    """Sum of the tokens' probabilities [E]."""
+    tokens: jax.Array
+    """Tokens counted, float32 scalar."""
+
+
+Aux = dict[str, "tuple[jax.Array, jax.Array] | Load"]
+"""Named auxiliary terms as (sum, denominator) pairs of scalars, added up over layers; and of a mixture of experts its `load`."""
+
+
+@dataclass(frozen=True)
+class HowExperts:
+    """How mixtures of experts are run, as opposed to what they are."""
+
+    path: str = "auto"
+    """What computes them (see `telamon.layers.moe`)."""
+    capacity_factor: float = 1.25
+    """Of `capacity`: places of an expert in a row, over the number that an even load would take."""
+    jitter: float = 0.0
+    """Routers see their input times random factors from 1 - jitter to 1 + jitter, where the call has a key."""
+    by_document: bool = False
+    """Give the balance within each document as a term of the loss."""
 
 
 @jax.tree_util.register_dataclass
@@ -47,6 +75,12 @@ class Context:
     """First cache slot that this call writes; None without a cache."""
     attention: str = field(default="auto", metadata={"static": True})
     """Path of attention (see `telamon.kernels.attention`)."""
+    experts: HowExperts = field(default=HowExperts(), metadata={"static": True})
+    """How mixtures of experts are run."""
+    counted: jax.Array | None = None
+    """Tokens [B, T] that loads and losses of routers are over, if real; None: all real ones."""
+    key: jax.Array | None = None
+    """Random key of this layer in training; None: nothing is random."""
     shared: dict[str, Any] = field(default_factory=dict)
     """What mixers made of all this once for every layer (see `MixerConfig.prepare`)."""
     shared_from: tuple[jax.Array | None, ...] = ()

@@ -1,6 +1,6 @@
 """The decoder: embed, stacks of blocks, norm, head. One forward serves training, prefill and decoding."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import jax
@@ -12,7 +12,7 @@ from telamon.kernels import attention, experts
 from telamon.kernels.cross_entropy import capped
 from telamon.kernels.embedding import look_up
 from telamon.layers.param import table
-from telamon.layers.parts import Aux, Context, LayerCache
+from telamon.layers.parts import Aux, Context, HowExperts, LayerCache, Load
 from telamon.models.spec import BlockSpec, ModelSpec, StackSpec
 from telamon.parallel.rules import constrain
 
@@ -43,6 +43,8 @@ class Numerics:
     """What the backward pass makes again (a name of `REMAT_POLICIES`)."""
     attention: str = "auto"
     """Path of attention over rows of training (see `telamon.kernels.attention`)."""
+    experts: HowExperts = field(default_factory=HowExperts)
+    """How mixtures of experts are run."""
 
 
 @jax.tree_util.register_dataclass
@@ -68,8 +70,10 @@ class Output:
     """Normed hidden states [B, T, D], to be turned into logits by `Decoder.logits`."""
     cache: Cache | None
     """The cache with this call's tokens, where one was given."""
-    aux: Aux
+    aux: dict[str, tuple[jax.Array, jax.Array]]
     """Auxiliary terms, summed over layers."""
+    loads: dict[str, Load]
+    """Of each mixture of experts, under its dotted path, how tokens spread over them; with a leading layer axis in stacks."""
 
 
 class Block(nnx.Module):
@@ -117,15 +121,20 @@ class Stack(nnx.Module):
             written = []
             for index, block in enumerate(nnx.merge(graph, layer_weights)):
                 kept = None if cache is None else LayerCache(cache[index], number)
-                stream, kept, block_aux = block(stream, ctx, kept)
+                key = None if ctx.key is None else jax.random.fold_in(ctx.key, number * len(self.blocks) + index)
+                stream, kept, block_aux = block(stream, replace(ctx, key=key), kept)
                 written.append(None if kept is None else kept.stacked)
-                aux = add_aux(aux, block_aux)
+                aux = add_aux(aux, _placed(block_aux, f"blocks.{index}.ffn"))
             return (stream, None if cache is None else written), aux
 
         if numerics.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT_POLICIES[numerics.remat], prevent_cse=False)
         (stream, cache), aux = jax.lax.scan(layer, (stream, cache), (jnp.arange(self.repeats), weights))
-        return stream, cache, jax.tree.map(lambda x: jnp.sum(x, axis=0), aux)
+        return (
+            stream,
+            cache,
+            {name: term if isinstance(term, Load) else jax.tree.map(lambda x: jnp.sum(x, 0), term) for name, term in aux.items()},
+        )
 
 
 class Decoder(nnx.Module):
@@ -143,7 +152,16 @@ class Decoder(nnx.Module):
         if not spec.tie_embeddings:
             self.head = table(rngs, (D, V), axes=("embed", "vocab"), stddev=0.02)
 
-    def __call__(self, tokens: jax.Array, *, positions: jax.Array, segments: jax.Array, cache: Cache | None = None) -> Output:
+    def __call__(
+        self,
+        tokens: jax.Array,
+        *,
+        positions: jax.Array,
+        segments: jax.Array,
+        cache: Cache | None = None,
+        counted: jax.Array | None = None,
+        key: jax.Array | None = None,
+    ) -> Output:
         """Run the model.
 
         Args:
@@ -151,6 +169,8 @@ class Decoder(nnx.Module):
             positions: position of each token within its document [B, T].
             segments: document of each token within its row [B, T], 0 for padding. With a cache: 1 for real tokens.
             cache: from `init_cache` or an earlier call; this call's tokens follow those in it.
+            counted: tokens [B, T] that loads and losses of routers are over, if real; none: all real ones.
+            key: for what is random in training; none: nothing is.
 
         Returns:
             Hidden states of this call's tokens, and the cache extended by them.
@@ -160,18 +180,22 @@ class Decoder(nnx.Module):
             index = cache.length
             key_positions = jax.lax.dynamic_update_slice_in_dim(cache.positions, positions, index, axis=1)
             key_segments = jax.lax.dynamic_update_slice_in_dim(cache.segments, segments, index, axis=1)
-        ctx = Context(tokens, positions, segments, key_positions, key_segments, index, self.numerics.attention)
+        how = {"attention": self.numerics.attention, "experts": self.numerics.experts, "counted": counted}
+        ctx = Context(tokens, positions, segments, key_positions, key_segments, index, **how)
         ctx = ctx.prepared(block.mixer for stack in self.spec.stacks for block in stack.pattern)
         stream = self.embed(tokens, positions)
         aux: Aux = {}
         layers = []
         for number, stack in enumerate(self.stacks):
+            ctx = replace(ctx, key=None if key is None else jax.random.fold_in(key, number))
             stream, written, stack_aux = stack(stream, ctx, None if cache is None else cache.layers[number], numerics=self.numerics)
             layers.append(written)
-            aux = add_aux(aux, stack_aux)
+            aux = add_aux(aux, {f"stacks.{number}.{name}" if isinstance(term, Load) else name: term for name, term in stack_aux.items()})
         if cache is not None:
             cache = Cache(layers, key_positions, key_segments, cache.length + tokens.shape[1])
-        return Output(self.norm(constrain(stream, "batch", "seq", "embed")), cache, aux)
+        terms = {name: term for name, term in aux.items() if not isinstance(term, Load)}
+        loads = {path: term for path, term in aux.items() if isinstance(term, Load)}
+        return Output(self.norm(constrain(stream, "batch", "seq", "embed")), cache, terms, loads)
 
     def embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """Ids and positions [B, T] -> the stream before the first block [B, T, D]."""
@@ -206,4 +230,9 @@ class Decoder(nnx.Module):
 
 def add_aux(left: Aux, right: Aux) -> Aux:
     """Sums and denominators added name by name."""
-    return left | {name: term if name not in left else (left[name][0] + term[0], left[name][1] + term[1]) for name, term in right.items()}
+    return left | {name: term if name not in left else jax.tree.map(jnp.add, left[name], term) for name, term in right.items()}
+
+
+def _placed(aux: Aux, path: str) -> Aux:
+    """With the load under the path of the mixture that it is of."""
+    return {path if isinstance(term, Load) else name: term for name, term in aux.items()}

@@ -31,12 +31,24 @@ class WeightInfo:
     matrix: tuple[tuple[int, ...], tuple[int, ...]] | None
     """(input dims, output dims) of a linear map; None for scales and biases."""
     role: str
-    """hidden, embedding or vector."""
+    """hidden, embedding, router, vector or buffer (see `telamon.layers.param`)."""
+    used: float = 1.0
+    """Share of it that works on a token: of an expert's weight, the experts chosen."""
 
     @property
     def size(self) -> int:
         """Number of values."""
         return math.prod(self.shape)
+
+    @property
+    def active(self) -> int:
+        """Values that work on a token."""
+        return round(self.used * self.size)
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether a program that only runs the model may hold it in the type of activations: maps that are computed in that type."""
+        return self.matrix is not None and self.role != "router"
 
 
 class Model:
@@ -82,10 +94,15 @@ class Model:
         return sum(info.size for info in flatten(self.info).values())
 
     @property
+    def active_parameters(self) -> int:
+        """Parameters but those of experts that a token does not visit; both tables count."""
+        return sum(info.active for info in flatten(self.info).values())
+
+    @property
     def matmul_parameters(self) -> int:
-        """Parameters that work on every token: all but what is looked up. The head counts once, tied or not."""
+        """Active parameters but what is looked up. The head counts once, tied or not."""
         looked_up = ("positions",) if self.spec.tie_embeddings else ("embedding", "positions")
-        return self.parameter_count - sum(self.info[name].size for name in looked_up if name in self.info)
+        return self.active_parameters - sum(self.info[name].size for name in looked_up if name in self.info)
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +123,7 @@ def _info(param: nnx.Variable) -> WeightInfo:
     if matrix is not None:
         inputs, outputs = matrix
         matrix = tuple(dim + stacked for dim in inputs), tuple(dim + stacked for dim in outputs)
-    return WeightInfo(shape, ("layers",) * stacked + axes, matrix, param.role)
+    return WeightInfo(shape, ("layers",) * stacked + axes, matrix, param.role, param.used)
 
 
 def _map_params(state: Any, function: Callable[[nnx.Variable], Any]) -> Any:

@@ -25,6 +25,8 @@ WEIGHT_RULES: Rules = {
     "rank": (),  # of a latent, where it is made; every head reads all of it
     "latent": ("fsdp",),  # the same, where it is read
     "mlp": ("tensor",),
+    "experts": ("expert",),
+    "routes": (),
     "norm": (),
 }
 

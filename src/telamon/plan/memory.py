@@ -130,7 +130,7 @@ def estimate_decode_memory(config: RunConfig, devices: Topology | int, *, batch:
         for block in stack.pattern
         for shape in block.mixer.cache_shapes(batch=layout.rows, length=length).values()
     )
-    held = sum(layout.held(_Array(info, info.shape, item if info.matrix else 4)) for info in arrays.weights.values())
+    held = sum(layout.held(_Array(info, info.shape, item if info.narrowed else 4)) for info in arrays.weights.values())
     logits = layout.rows * spec.vocab_rows // layout.totals["tensor"] * 4
     advice = {
         "weights": f"a larger mesh.fsdp (now {layout.totals['fsdp']}) or mesh.tensor (now {layout.totals['tensor']})",

@@ -16,6 +16,7 @@ from telamon.config.schema import RunConfig
 from telamon.errors import ConfigError
 from telamon.kernels import cross_entropy_pick, picks
 from telamon.kernels.attention import pick as attention_pick
+from telamon.layers.parts import HowExperts
 from telamon.models.decoder import Numerics
 from telamon.models.weights import Model, sharded_shapes
 from telamon.parallel.mesh import build_mesh
@@ -144,7 +145,8 @@ class Job:
         fixed = {"model": self.model, "loss": self.loss}
         if kind == "eval":
             return jax.jit(bind_step(eval_step, **fixed)).lower(self.abstract_state.weights, batch)
-        step = bind_step(train_step, optimizer=self.optimizer, accumulate=self.config.train.accumulate, **fixed)
+        how = {"accumulate": self.config.train.accumulate, "bias_rate": self.config.train.experts.bias_rate}
+        step = bind_step(train_step, optimizer=self.optimizer, **how, **fixed)
         where = (shardings_of(self.abstract_state), None)
         return jax.jit(step, donate_argnums=0, out_shardings=where).lower(self.abstract_state, batch)
 
@@ -173,8 +175,9 @@ def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
 
 def numerics(config: RunConfig) -> Numerics:
     """How a run's model is run in training."""
-    how = config.train
-    return Numerics(dtype=how.compute_dtype, remat=how.remat, attention=how.attention)
+    how, experts = config.train, config.train.experts
+    run = HowExperts(experts.path, experts.capacity_factor, experts.jitter, by_document=experts.balance == "sequence")
+    return Numerics(dtype=how.compute_dtype, remat=how.remat, attention=how.attention, experts=run)
 
 
 def check_paths(config: RunConfig, platform: str) -> None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from telamon.config.schema import TrainConfig
 from telamon.kernels.cross_entropy_pick import cross_entropy
+from telamon.layers.parts import Load
 from telamon.models.decoder import Decoder
 
 Batch = Mapping[str, jax.Array]
@@ -33,23 +34,39 @@ class Measured(NamedTuple):
     """Terms of the objective."""
     counts: dict[str, jax.Array]
     """Further sums for metrics, without gradient: `nll` in nats, `tokens`, `bytes`, and `correct` where it is known."""
+    loads: dict[str, Load] = {}  # noqa: RUF012 - of a tuple, never written to
+    """How tokens spread over experts, by the path of each mixture."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """An objective: the sum over terms of weight * sum / denominator."""
+    """An objective: the sum over terms of weight * sum / denominator. A term of weight 0 is measured, and trains nothing."""
 
     measure: Callable[[Decoder, Batch, jax.Array], Measured]
     """From a decoder, a microbatch and a random key to terms and counts."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weight of each term; 1 where none is given."""
+    balances: bool = False
+    """Add the term `balance`, of the loads of the whole step (see `balance_term`)."""
+
+    def weight(self, term: str) -> float:
+        """The weight of a term."""
+        return self.weights.get(term, 1.0)
 
 
 def language_model_loss(config: TrainConfig) -> Loss:
     """Next-token cross-entropy over the trained targets, with the run's z-loss, and the model's auxiliary terms."""
+    experts = config.experts
 
     def measure(decoder: Decoder, batch: Batch, key: jax.Array) -> Measured:
-        output = decoder(batch["tokens"], positions=batch["positions"], segments=batch["segments"])
+        counted = batch["mask"] > 0 if experts.count == "trained" else None
+        output = decoder(
+            batch["tokens"],
+            positions=batch["positions"],
+            segments=batch["segments"],
+            counted=counted,
+            key=key if experts.jitter else None,
+        )
         mask = batch["mask"].astype(jnp.float32)
         how = {"chunk": config.loss_chunk, "z_loss": config.z_loss, "softcap": decoder.spec.final_softcap, "vocab": decoder.spec.vocab_size}
         sums = cross_entropy(output.hidden, decoder.output_head(), batch["targets"], mask, **how, path=config.loss)
@@ -57,6 +74,28 @@ def language_model_loss(config: TrainConfig) -> Loss:
         terms = {"cross_entropy": Term(sums.objective, tokens)} | {name: Term(*pair) for name, pair in output.aux.items()}
         counts = {"nll": sums.nll, "tokens": tokens, "bytes": jnp.sum(mask * batch["bytes"])}
         counts |= {} if sums.correct is None else {"correct": sums.correct}
-        return Measured(terms, counts)
+        return Measured(terms, counts, output.loads)
 
-    return Loss(measure)
+    weights = {"balance": experts.balance_weight, "router_z": experts.z_weight, "router_entropy": 0.0, "expert_dropped": 0.0}
+    return Loss(measure, weights, balances=experts.balance == "batch")
+
+
+def balance_term(loads: Mapping[str, Load], whole: Mapping[str, Load]) -> Term:
+    """For each layer the number of experts times the sum over them of load times probability, and the tokens; divided, the mean over layers.
+
+    An even load gives X, the experts a token goes to (Fedus et al. 2021, eq. 4, summed over choices).
+
+    Args:
+        loads: of the tokens whose probabilities get a gradient.
+        whole: of all tokens of the step, whose counts are each expert's load.
+    """
+
+    def product(load: Load, whole: Load) -> jax.Array:
+        fraction = jax.lax.stop_gradient(whole.counts / jnp.maximum(whole.tokens, 1.0)[..., None])
+        return load.counts.shape[-1] * jnp.sum(fraction * load.probabilities)
+
+    zero = jnp.zeros((), jnp.float32)
+    return Term(
+        sum((product(load, whole[path]) for path, load in loads.items()), zero),
+        sum((jnp.sum(load.tokens) for load in whole.values()), zero),
+    )

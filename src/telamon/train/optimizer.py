@@ -22,7 +22,8 @@ _MUON_RMS = 0.2
 def build_optimizer(config: RunConfig, model: Model) -> optax.GradientTransformation:
     """The optimizer of a run.
 
-    Muon takes the hidden matrices; embeddings, the head, scales and biases go to AdamW. Weight decay reaches matrices only.
+    Muon takes the hidden matrices; embeddings, the head, routers, scales and biases go to AdamW. Weight decay reaches matrices only.
+    Buffers stay as they are.
 
     Raises:
         ConfigError: a group's pattern matches no weight.
@@ -34,6 +35,9 @@ def build_optimizer(config: RunConfig, model: Model) -> optax.GradientTransforma
     rules: dict[Hashable, optax.GradientTransformation] = {}
     for label in set(flatten(labels).values()):
         rule, group = label.split(":")
+        if rule == "none":
+            rules[label] = optax.set_to_zero()
+            continue
         direction = (
             _muon(settings.momentum, model) if rule == "muon" else optax.scale_by_adam(b1=settings.b1, b2=settings.b2, eps=settings.eps)
         )
@@ -97,6 +101,8 @@ def _labels(config: RunConfig, model: Model) -> Weights:
             raise ConfigError(f"optimizer.groups: {pattern.pattern!r} matches no weight; there are {', '.join(paths[:4])}, ...")
 
     def label(path: str, info: WeightInfo) -> str:
+        if info.role == "buffer":
+            return "none:base"
         rule = "muon" if config.optimizer.kind == "muon" and info.role == "hidden" else "adamw"
         group = next((f"group{i}" for i, pattern in enumerate(patterns) if pattern.search(path)), "base")
         return f"{rule}:{group}"

@@ -1,15 +1,17 @@
 """The training step and the evaluation step: pure functions to be jitted once."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from telamon.layers.parts import Load
 from telamon.models.weights import Model, Weights
 from telamon.parallel.rules import constrain
-from telamon.train.loss import Batch, Loss, Measured
+from telamon.train.balance import load_metrics, moved_biases
+from telamon.train.loss import Batch, Loss, Measured, Term, balance_term
 from telamon.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -39,35 +41,53 @@ def gradient(model: Model, loss: Loss, weights: Weights, batch: Batch, key: jax.
     parts = split_microbatches(batch, accumulate)
     keys = jax.random.split(key, accumulate)
 
-    def measure(_: None, part: tuple[Batch, jax.Array]) -> tuple[None, dict[str, jax.Array]]:
-        # Only denominators leave this scan; they depend on masks alone, so the compiler drops the forward pass.
+    def measure(_: None, part: tuple[Batch, jax.Array]) -> tuple[None, _Whole]:
+        # Where only denominators leave this scan, they depend on masks alone, and the compiler drops the forward pass.
         microbatch, key = part
-        terms = loss.measure(model.bind(weights), microbatch, key).terms
-        return None, {name: term.denominator for name, term in terms.items()}
+        return None, _Whole.of(loss.measure(model.bind(weights), microbatch, key), loss)
 
-    denominators = jax.tree.map(jnp.sum, jax.lax.scan(measure, None, (parts, keys))[1])
+    whole = jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.scan(measure, None, (parts, keys))[1])
 
     def add(total: tuple[Weights, Measured], part: tuple[Batch, jax.Array]) -> tuple[tuple[Weights, Measured], None]:
         return jax.tree.map(jnp.add, total, of_part(part)), None
 
     def of_part(part: tuple[Batch, jax.Array]) -> tuple[Weights, Measured]:
         microbatch, key = part
-        return _objective_gradient(model, loss, weights, microbatch, key, denominators)
+        return _objective_gradient(model, loss, weights, microbatch, key, whole)
 
     shapes = jax.eval_shape(lambda: of_part(jax.tree.map(lambda x: x[0], (parts, keys))))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.scan(add, zero, (parts, keys))[0]
 
 
+class _Whole(NamedTuple):
+    """Sums over all microbatches of a step that each of them needs."""
+
+    denominators: dict[str, jax.Array]
+    loads: dict[str, Load]
+    """Of experts; empty where no term is made of them."""
+
+    @classmethod
+    def of(cls, measured: Measured, loss: Loss) -> "_Whole":
+        return cls({name: term.denominator for name, term in measured.terms.items()}, measured.loads if loss.balances else {})
+
+
 def _objective_gradient(
-    model: Model, loss: Loss, weights: Weights, batch: Batch, key: jax.Array, denominators: dict[str, jax.Array] | None
+    model: Model, loss: Loss, weights: Weights, batch: Batch, key: jax.Array, whole: _Whole | None
 ) -> tuple[Weights, Measured]:
     def objective(weights: Weights) -> tuple[jax.Array, Measured]:
         measured = loss.measure(model.bind(weights), batch, key)
+        denominators, loads = whole or _Whole.of(measured, loss)
         total = jnp.zeros((), jnp.float32)
         for name, term in measured.terms.items():
-            whole = term.denominator if denominators is None else denominators[name]
-            total += loss.weights.get(name, 1.0) * divide(term.sum, jax.lax.stop_gradient(whole))
+            if loss.weight(name):
+                total += loss.weight(name) * divide(term.sum, jax.lax.stop_gradient(denominators[name]))
+        if loss.balances:
+            balance = balance_term(measured.loads, loads)
+            total += loss.weight("balance") * divide(*balance)
+            # The denominator is of the whole step; of the measured terms each microbatch adds its own.
+            own = sum((jnp.sum(load.tokens) for load in measured.loads.values()), jnp.zeros((), jnp.float32))
+            measured = measured._replace(terms=measured.terms | {"balance": Term(balance.sum, own)})
         return total, measured
 
     grads, measured = jax.grad(objective, has_aux=True)(weights)
@@ -81,7 +101,14 @@ def divide(total: jax.Array, denominator: jax.Array) -> jax.Array:
 
 
 def train_step(
-    state: TrainState, batch: Batch, *, model: Model, optimizer: optax.GradientTransformation, loss: Loss, accumulate: int
+    state: TrainState,
+    batch: Batch,
+    *,
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    loss: Loss,
+    accumulate: int,
+    bias_rate: float = 0.0,
 ) -> tuple[TrainState, Metrics]:
     """One optimizer step.
 
@@ -90,15 +117,17 @@ def train_step(
         batch: the step's rows [B, T], all microbatches.
         model, optimizer, loss: what to train, how, and on what.
         accumulate: microbatches the batch is split into.
+        bias_rate: how far the selection biases of experts move (see `moved_biases`).
 
     Returns:
         The state after the step, and metrics as float32 scalars: `loss` (the objective), `nll`, `tokens`, `bytes`,
-        `correct` (sums), `grad_norm` (before clipping), and each auxiliary term divided.
+        `correct` (sums), `grad_norm` (before clipping), each auxiliary term divided, and the loads of experts (see `load_metrics`).
     """
     key = jax.random.fold_in(state.key, state.step)
     grads, measured = gradient(model, loss, state.weights, batch, key, accumulate=accumulate)
     updates, optimizer_state = optimizer.update(grads, state.optimizer, state.weights)
     weights: Any = optax.apply_updates(state.weights, updates)
+    weights = moved_biases(weights, measured.loads, rate=bias_rate)
     metrics = summarise(measured, loss) | {"grad_norm": optax.tree.norm(grads)}
     return TrainState(state.step + 1, weights, optimizer_state, state.key), metrics
 
@@ -111,8 +140,8 @@ def eval_step(weights: Weights, batch: Batch, *, model: Model, loss: Loss) -> Me
 def summarise(measured: Measured, loss: Loss) -> Metrics:
     """Divide each term by its denominator; the objective as `loss`, the terms by name, the counts as they are."""
     means = {name: divide(*term) for name, term in measured.terms.items()}
-    total = sum((loss.weights.get(name, 1.0) * mean for name, mean in means.items()), jnp.zeros((), jnp.float32))
-    return {"loss": total, **means, **measured.counts}
+    total = sum((loss.weight(name) * mean for name, mean in means.items() if loss.weight(name)), jnp.zeros((), jnp.float32))
+    return {"loss": total, **means, **measured.counts, **load_metrics(measured.loads)}
 
 
 def bind_step(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
