@@ -54,6 +54,8 @@ class DenseSizes(HfFamily):
     norm_eps: Annotated[float, Field(gt=0)] = Field(default=1e-6, description="Epsilon of the norms.")
 
     hf_names: ClassVar[Names] = PRE_NORM_NAMES
+    hf_theta: ClassVar[float] = 10_000.0
+    """Base of the rotary wavelengths where a file states none."""
     hf_defaults: ClassVar[dict[str, Any]] = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "max_position_embeddings": 2048}
     hf_activation: ClassVar[tuple[str, ...]] = ("hidden_act", "silu")
     """Attribute for the activation, and the values that stand for the family's own; the first is written."""
@@ -137,7 +139,7 @@ class DenseSizes(HfFamily):
             "norm_eps": hf.get("rms_norm_eps"),
             "tie_embeddings": hf.get("tie_word_embeddings"),
             "max_positions": hf.get("max_position_embeddings"),
-            **read_rope(hf),
+            **read_rope(hf, theta=cls.hf_theta),
         }
 
     def to_hf(self) -> dict[str, Any]:
@@ -225,7 +227,7 @@ class OptionalWindow(DenseSizes):
                 raise hf.refuse("layer_types", types[letters.index("?")], f"known layers: {', '.join(_LETTERS)}")
             if len(types) != count:
                 raise hf.refuse("layer_types", f"a list of {len(types)}", f"num_hidden_layers says {count}")
-        return {"window": window if "S" in letters else None, "layer_pattern": _shortest_period(letters)}
+        return {"window": window if "S" in letters else None, "layer_pattern": shortest_period(letters)}
 
     def layer_types(self) -> list[str]:
         """Transformers' spelling of each layer's attention."""
@@ -235,6 +237,6 @@ class OptionalWindow(DenseSizes):
 _LETTERS = {"sliding_attention": "S", "full_attention": "G"}
 
 
-def _shortest_period(letters: str) -> str:
+def shortest_period(letters: str) -> str:
     """The shortest pattern whose repetition gives these letters."""
     return next(letters[:n] for n in range(1, len(letters) + 1) if (letters[:n] * len(letters))[: len(letters)] == letters)

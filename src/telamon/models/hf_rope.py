@@ -12,11 +12,11 @@ from telamon.models.hf_config import HfAttributes, Values
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def read_rope(hf: HfAttributes) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling`, as fields of `DenseSizes`, of a model whose layers all have the same rotary positions."""
+def read_rope(hf: HfAttributes, *, theta: float = 10_000.0) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling`, as fields of `DenseSizes`, of a model whose layers all have the same rotary positions; `theta` where no base is stated."""
     parameters, scaling = hf.dictionary("rope_parameters"), hf.dictionary("rope_scaling")
     values = hf.inner("rope_scaling" if scaling else "rope_parameters", scaling or parameters)
-    return read_parameters(hf, values, theta=hf.number("rope_theta", 10_000.0))
+    return read_parameters(hf, values, theta=hf.number("rope_theta", theta))
 
 
 def read_parameters(hf: HfAttributes, values: Values, *, theta: float) -> dict[str, Any]:
