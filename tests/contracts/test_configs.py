@@ -98,6 +98,21 @@ def test_a_missing_size_is_named(missing: str):
         ),
         ("olmo2", {"clip_qkv": 8.0}, "clip_qkv=8.0 cannot be read; only OLMo 1 clips"),
         ("qwen2", {"use_mrope": True}, "use_mrope=True cannot be read"),
+        (
+            "gpt-oss",
+            {"experts_per_token": 4},
+            "experts_per_token=4 cannot be read; the file says it a second time, as num_experts_per_tok: 3",
+        ),
+        ("gpt-oss", {"num_experts": 16}, "num_local_experts=8 cannot be read; num_experts=16 says otherwise"),
+        ("gpt-oss", {"initial_context_length": 4096}, "initial_context_length=4096 cannot be read; it is the length .*: 1024"),
+        ("llama4-scout", {"moe_layers": [0, 3]}, r"moe_layers=\[0, 3\] cannot be read; layers are counted from 0 to 2"),
+        ("llama4-scout", {"no_rope_layers": [1, 0]}, r"no_rope_layers=\[1, 0\] cannot be read; a 0 or a 1 for each of 3 layers"),
+        (
+            "llama4-scout",
+            {"layer_types": ["chunked_attention"] * 3},
+            "layer_types=.* cannot be read; one for each of 3 layers is needed: chunked_attention and full_attention for layers that are rotated",
+        ),
+        ("llama4-scout", {"attention_chunk_size": None}, r"model.layer_pattern=CN has layers within chunks \(C\) and model.chunk is none"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True cannot be read"),
     ],
 )
@@ -130,6 +145,30 @@ def test_gemma_1_files_that_say_gelu_mean_the_tanh_form():
     gemma = config_from_hf(fixtures.load("gemma").config | {"hidden_act": "gelu"})
     assert gemma == config_from_hf(fixtures.load("gemma").config)
     assert gemma.to_hf()["hidden_act"] == "gelu_pytorch_tanh"
+
+
+def test_gpt_oss_files_that_say_nothing_of_rotary_positions_mean_the_published_ones():
+    raw = {name: value for name, value in fixtures.load("gpt-oss").config.items() if name not in ("rope_parameters", "swiglu_limit")}
+    read: Any = config_from_hf(raw)
+    assert (read.rope_theta, read.swiglu_limit) == (150_000.0, 7.0)
+    scaling = read.rope_scaling
+    assert (scaling.factor, scaling.original_length, scaling.beta_fast, scaling.beta_slow, scaling.truncate) == (
+        32.0,
+        4096,
+        32.0,
+        1.0,
+        False,
+    )
+
+
+def test_llama_4_layers_by_default():
+    """Every fourth is not rotated and sees everything; an empty list says nothing, and a list of layers with experts counts before their step."""
+    raw = fixtures.load("llama4-scout").config | {"num_hidden_layers": 8, "layer_types": None, "no_rope_layers": []}
+    every: Any = config_from_hf(raw | {"moe_layers": None, "interleave_moe_layer_step": 2})
+    assert (every.layer_pattern, every.ffn_pattern) == ("CCCN", "DM")
+    listed: Any = config_from_hf(raw | {"moe_layers": [0], "interleave_moe_layer_step": 2, "no_rope_layer_interval": 3})
+    assert (listed.layer_letters(), listed.ffn_pattern) == ("CCNCCNCC", "MDDDDDDD")
+    assert not any(config_from_hf(raw | {"moe_layers": []}).mixture_layers())  # type: ignore[attr-defined]
 
 
 def test_theta_is_the_files_and_not_the_familys():
@@ -182,6 +221,8 @@ def test_gemma_2_files_that_say_their_window_twice_say_it_alike():
         ("gemma3", 4, 131_072),
         ("olmo2", None, 2048),
         ("olmo3", None, 2048),
+        ("gpt-oss", 8, 131_072),
+        ("llama4-scout", 8, 131_072),
     ],
 )
 def test_key_value_heads_and_positions_that_a_file_leaves_out(fixture: str, kv_heads: int | None, positions: int):
@@ -224,6 +265,7 @@ ODD: list[Any] = [
 ]
 SAID_SELDOM = {
     *("architectures", "quantization_config", "layer_types", "max_window_layers", "query_pre_attn_scalar", "rope_local_base_freq"),
+    *("experts_per_token", "initial_context_length", "moe_layers", "no_rope_layers", "interleave_moe_layer_step", "no_rope_layer_interval"),
     *("rope_parameters", "rope_scaling", "rope_theta", "sliding_window", "sliding_window_pattern", "text_config", "use_sliding_window"),
 }
 
@@ -256,6 +298,9 @@ def _oddly(raw: dict[str, Any], names: Set[str] = frozenset()) -> Iterator[dict[
         ("gemma3", {"layer_pattern": "S", "rope_local_theta": 2e4, "query_pre_attn_scalar": 17.5, "final_softcap": 3.0}),
         ("olmo3-yarn", {"scale_sliding_rope": True}),
         ("olmo3-yarn", {"scale_sliding_rope": False}),
+        ("gpt-oss", {"layer_pattern": "G", "rope_scaling": None, "attention_bias": False, "swiglu_limit": 3.5}),
+        ("llama4-scout", {"layer_pattern": "RNC", "temperature": None, "ffn_pattern": "MDD", "attention_bias": True}),
+        ("llama4-maverick", {"layer_pattern": "N", "ffn_pattern": "D"}),
     ],
 )
 def test_a_model_that_nobody_published_is_written_and_read_back_as_the_same(fixture: str, changes: dict[str, Any]):

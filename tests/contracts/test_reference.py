@@ -79,7 +79,7 @@ def test_decoding_through_the_cache(name: str):
     assert steps.argmax(axis=-1).tolist() == e["decode_ids"].tolist()
 
 
-@pytest.mark.parametrize("name", [_together(name) for name in ("llama-yarn", "gemma3", "olmo3-yarn-trained", "gpt2")])
+@pytest.mark.parametrize("name", [_together(name) for name in ("llama-yarn", "gemma3", "olmo3-yarn-trained", "gpt2", "llama4-maverick")])
 def test_the_stream_layer_by_layer(name: str):
     """At far positions; a rotary fault would be seen at its first layer. This is what a failure of the tests above reports."""
     theirs = checkpoints.case_streams(name)
@@ -94,7 +94,7 @@ def _swaps(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, str]]:
         yield from ((one, other) for other in names[i + 1 :] if tensors[one].shape == tensors[other].shape)
 
 
-@pytest.mark.parametrize("name", [_together(name) for name in ("llama-biases", "gemma3", "olmo3", "gpt2")])
+@pytest.mark.parametrize("name", [_together(name) for name in ("llama-biases", "gemma3", "olmo3", "gpt2", "gpt-oss", "llama4-scout")])
 def test_exchanging_any_two_tensors_of_one_shape_would_be_noticed(name: str):
     """The control: these models are random enough for a wrong name to fail the tests above by a hundred tolerances."""
     case = checkpoints.load(name)

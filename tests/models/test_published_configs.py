@@ -170,6 +170,81 @@ OLMO_3 = OLMO | {
     "sliding_window": 4096,
     "vocab_size": 100278,
 }
+GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "initial_context_length": 4096,
+    "initializer_range": 0.02,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_experts_per_tok": 4,
+    "output_router_logits": False,
+    "pad_token_id": 199999,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "transformers_version": "4.55.0.dev0",
+    "use_cache": True,
+    "vocab_size": 201088,
+}
+
+
+def _llama_4(**text: Any) -> dict[str, Any]:
+    """The text model within one with eyes; layers without rotation, and those with experts, are where the defaults have them."""
+    said = {
+        "_attn_implementation_autoset": True,
+        "attention_bias": False,
+        "attention_chunk_size": 8192,
+        "attention_dropout": 0.0,
+        "bos_token_id": 200000,
+        "eos_token_id": 200001,
+        "for_llm_compressor": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "intermediate_size_mlp": 16384,
+        "max_position_embeddings": 262144,
+        "model_type": "llama4_text",
+        "no_rope_layers": [],
+        "num_experts_per_tok": 1,
+        "output_router_logits": False,
+        "pad_token_id": 200018,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 500000.0,
+        "router_aux_loss_coef": 0.001,
+        "router_jitter_noise": 0.0,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 202048,
+    }
+    return {
+        "architectures": ["Llama4ForConditionalGeneration"],
+        "boi_token_index": 200080,
+        "eoi_token_index": 200081,
+        "image_token_index": 200092,
+        "model_type": "llama4",
+        "text_config": said | _sizes(48, 5120, 40, 8, 8192) | text,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0.dev0",
+        "vision_config": {"hidden_size": 1408, "image_size": 336, "model_type": "llama4_vision_model", "pixel_shuffle_ratio": 0.5},
+    }
 
 
 def _sizes(layers: int, width: int, heads: int, kv_heads: int, ffn: int) -> dict[str, Any]:
@@ -241,6 +316,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "olmo2-13b": OLMO_2 | _sizes(40, 5120, 40, 40, 13824),
     "olmo3-7b": OLMO_3 | _sizes(32, 4096, 32, 32, 11008) | {"layer_types": _pattern(32, 4)},
     "olmo3-32b": OLMO_3 | _sizes(64, 5120, 40, 8, 27648) | {"layer_types": _pattern(64, 4)},
+    "gpt-oss-20b": GPT_OSS | _sizes(24, 2880, 64, 8, 2880) | {"layer_types": _pattern(24, 2), "num_local_experts": 32},
+    "gpt-oss-120b": GPT_OSS | _sizes(36, 2880, 64, 8, 2880) | {"layer_types": _pattern(36, 2), "num_local_experts": 128},
+    # A whole number stands for a temperature that is on.
+    "llama4-scout": _llama_4(
+        attn_scale=0.1,
+        attn_temperature_tuning=4,
+        cache_implementation="hybrid",
+        floor_scale=8192,
+        interleave_moe_layer_step=1,
+        num_local_experts=16,
+        rope_scaling=LLAMA_3_ROPE | {"factor": 16.0, "high_freq_factor": 1.0},
+        use_qk_norm=True,
+    ),
+    "llama4-maverick": _llama_4(interleave_moe_layer_step=2, num_local_experts=128, use_qk_norm=False),
 }
 
 

@@ -67,6 +67,8 @@ LAYERS = {
     "olmo2-7b": (None, "G" * 32),
     "olmo3-7b": (4096, "SSSG" * 8),
     "olmo3-32b": (4096, "SSSG" * 16),
+    "gpt-oss-20b": (128, "SG" * 12),
+    "gpt-oss-120b": (128, "SG" * 18),
 }
 
 
@@ -163,6 +165,55 @@ def test_olmo_3_stretches_its_global_layers_alone(name):
             assert mixer.rope.amplitude == pytest.approx(1.2079441541679836, rel=1e-12)
 
 
+# Parameters that work on a token: both tables, and of a mixture's experts those that it visits.
+ACTIVE = {
+    "gpt-oss-20b": 4_187_440_704,
+    "gpt-oss-120b": 5_711_982_912,
+    "llama4-scout": 17_172_894_720,
+    "llama4-maverick": 17_184_691_200,
+}
+
+
+@pytest.mark.parametrize(("name", "active"), ACTIVE.items())
+def test_a_token_of_a_mixture_uses_the_published_number_of_parameters(name, active):
+    assert Model(preset(name).spec()).active_parameters == active
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])
+def test_gpt_oss_stretches_all_layers_without_rounding_the_band(name):
+    """YaRN by 32 from 4096 tokens: the band of pairs of a head of 64 ends at 8.09 and 17.40; cosines grow by 0.1 ln 32 + 1."""
+    plain = 150_000.0 ** (-np.arange(32) / 32)
+    slow = np.clip((np.arange(32) - 8.092779) / (17.398025 - 8.092779), 0, 1)
+    [rope] = {mixer.rope for mixer in mixers(name)}
+    np.testing.assert_allclose(rope.inverse_frequencies(64), plain * (1 - slow) + plain / 32 * slow, rtol=1e-5)
+    assert rope.amplitude == pytest.approx(1.3465735902799727, rel=1e-12)
+    assert all(mixer.sinks and mixer.qkv_bias and mixer.out_bias for mixer in mixers(name))
+
+
+@pytest.mark.parametrize(("name", "normed", "mixtures"), [("llama4-scout", True, "M" * 48), ("llama4-maverick", False, "DM" * 24)])
+def test_llama_4_sees_chunks_with_rotation_and_everything_without(name, normed, mixtures):
+    """Layers 3, 7, ... see everything, are not rotated, and grow their queries; norms, where there are any, stand after the rotation."""
+    for layer, mixer in enumerate(mixers(name)):
+        if layer % 4 == 3:
+            assert (mixer.chunk, mixer.rope, mixer.qk_norm) == (None, None, None)
+            assert (mixer.temperature.scale, mixer.temperature.floor) == (0.1, 8192)
+        else:
+            assert (mixer.chunk, mixer.rope.pairs, mixer.temperature) == (8192, "interleaved", None)
+            assert mixer.qk_norm_place == "after" and (mixer.qk_norm is not None) == normed
+    blocks = preset(name).spec().blocks
+    assert "".join("M" if block.ffn.kind == "moe" else "D" for block in blocks) == mixtures
+    assert {block.ffn.d_ff for block in blocks} == ({8192} if normed else {16_384, 8192})
+
+
+@pytest.mark.parametrize(("name", "factor"), [("llama4-scout", 16), ("llama4-maverick", 1)])
+def test_scout_keeps_or_stretches_a_wavelength_whole(name, factor):
+    """The file's own constants, 16 with equal ends of the band, and not Llama 3.1's."""
+    plain = 500_000.0 ** (-np.arange(64) / 64)
+    stretched = 2 * np.pi / plain > 8192
+    rope = mixers(name)[0].rope
+    np.testing.assert_allclose(rope.inverse_frequencies(128), np.where(stretched, plain / factor, plain), rtol=1e-6)
+
+
 # Width of all query heads, of all key-value heads, rows of the embedding table, epsilon of the norms.
 SIZES = {
     "gemma-2b": (2048, 256, 256_000, 1e-6),
@@ -178,6 +229,9 @@ SIZES = {
     "olmo2-1b": (2048, 2048, 100_352, 1e-6),
     "olmo3-7b": (4096, 4096, 100_278, 1e-6),
     "gpt3-175b": (12_288, 12_288, 50_304, 1e-5),
+    "gpt-oss-20b": (4096, 512, 201_088, 1e-5),
+    "llama4-scout": (5120, 1024, 202_048, 1e-5),
+    "llama4-maverick": (5120, 1024, 202_048, 1e-5),
 }
 
 

@@ -92,6 +92,9 @@ class MixtureBesideDense(MixtureSizes):
 
     d_expert: Positive = Field(default=256, description="Hidden width F of an expert; d_ff is that of layers without experts.")
 
+    hf_expert_width: ClassVar[str] = "moe_intermediate_size"
+    """Attribute for the hidden width of an expert."""
+
     @property
     def expert_width(self) -> int:
         """See `MixtureSizes`."""
@@ -109,4 +112,4 @@ class MixtureBesideDense(MixtureSizes):
     @classmethod
     def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
         """See `DenseSizes`."""
-        return super().read_hf(hf) | {"d_expert": hf.size("moe_intermediate_size")}
+        return super().read_hf(hf) | {"d_expert": hf.size(cls.hf_expert_width)}
