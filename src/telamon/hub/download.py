@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from telamon.errors import DataError
+from telamon.hub.packed.source import packing_of, plain_config
 from telamon.hub.safetensors_folder import (
     CONFIG,
     GENERATION_CONFIG,
@@ -50,7 +51,9 @@ def _check_config(repository: str, revision: str | None) -> str:
     """Refuse a model that cannot be read before gigabytes of it are fetched; gives the commit that `revision` stands for."""
     folder = Path(_fetch(repository, revision, (CONFIG,)))
     if (folder / CONFIG).is_file():
-        config_from_hf(read_json(folder / CONFIG), source=f"{repository}: {CONFIG}")
+        config, where = read_json(folder / CONFIG), f"{repository}: {CONFIG}"
+        packing_of(config, where=where)
+        config_from_hf(plain_config(config), source=where)
     return folder.name  # a snapshot is named by its commit
 
 

@@ -210,6 +210,9 @@ def _record(source: TensorSource, plan: _Plan) -> HfRecord:
 
 def _run_config(source: TensorSource, plan: _Plan, imports: tuple[str, ...]) -> RunConfig:
     """The model's sizes in a run that is else the default one; activations are as precise as the weights came."""
-    narrow = all(source.tensors[name].dtype == "bfloat16" for name in plan.match.tensors)
+    infos = flatten(Model(plan.config.spec()).info)
+    # What routers choose by beside their weights is float32 in every file, and computed so wherever the model runs.
+    trained = (name for name, tensor in plan.match.tensors.items() if infos[tensor.parts[0].path].role != "buffer")
+    narrow = all(source.tensors[name].dtype == "bfloat16" for name in trained)
     train = TrainConfig(compute_dtype="bfloat16" if narrow else "float32", seq_len=plan.config.max_positions or TrainConfig().seq_len)
     return RunConfig(run=RunSection(imports=imports), model=plan.config, train=train)

@@ -42,9 +42,10 @@ def open_source(src: str, *, revision: str | None = None) -> TensorSource:
 
 def _open_path(path: Path) -> TensorSource:
     if path.is_dir():
+        from telamon.hub.packed.source import unpacked
         from telamon.hub.safetensors_folder import SafetensorsFolder
 
-        return SafetensorsFolder(path)
+        return unpacked(SafetensorsFolder(path))
     if path.suffix == ".gguf":
         from telamon.hub.gguf_file import GgufFile
 
@@ -56,9 +57,10 @@ def _open_path(path: Path) -> TensorSource:
 
 def _open_repository(src: str, path: Path, revision: str | None) -> TensorSource:
     from telamon.hub.download import open_repository
+    from telamon.hub.packed.source import unpacked
 
     try:
-        return open_repository(src, revision=revision)
+        return unpacked(open_repository(src, revision=revision))
     except DataError as error:
         near = _did_you_mean(path)
         if near:  # it may have been a path

@@ -63,8 +63,8 @@ class TensorSource(Protocol):
 
 
 def numpy_dtype(name: str) -> "np.dtype":
-    """The numpy type of a name, ml_dtypes' bfloat16 included."""
+    """The numpy type of a name, those of ml_dtypes (`bfloat16`, `float8_e4m3fn`, ...) included."""
     import ml_dtypes
     import numpy as np
 
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+    return np.dtype(getattr(ml_dtypes, name, name))
