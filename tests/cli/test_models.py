@@ -15,6 +15,7 @@ def test_the_head_of_a_preset_says_its_number_of_parameters(name):
     about = presets.about_model(name)
     if "nobody" in about or "/" in about.splitlines()[0]:
         assert f"{line.parameters:,} parameters" in about.splitlines()[0]
+        assert line.active == line.parameters or f"of which a token uses {line.active:,}" in about.splitlines()[0]
     assert about, "a preset says where its sizes are from"
 
 
@@ -25,6 +26,13 @@ def test_list_shows_every_preset_by_family_and_size(telamon):
     qwen = [name for name in names if name.startswith("qwen2.5")]
     assert qwen == [f"qwen2.5-{size}b" for size in ("0.5", "1.5", "3", "7", "14", "32", "72")]
     assert names.index("gemma3-27b") < names.index("llama2-7b") < names.index("mistral-7b-v0.1")
+
+
+def test_list_says_of_mixtures_how_much_of_them_works_on_a_token(telamon):
+    out = telamon("models", "list").out
+    rows = {cells[0]: cells[-2:] for row in out.splitlines() if len(cells := [cell.strip() for cell in row.split("│")[1:-1]]) == 6}
+    assert rows["mixtral-8x7b"] == ["46.70B", "12.88B"] and rows["qwen3-235b-a22b"] == ["235.1B", "22.19B"]
+    assert rows["qwen3-8b"] == ["8.191B", ""] and rows["gemma3-270m"] == ["268.1M", ""]
 
 
 def test_list_reads_files_alone(telamon, monkeypatch):
@@ -75,6 +83,18 @@ def test_show_says_what_a_model_is_and_costs(telamon):
         "d_ff: 64",
     ):
         assert expected in text, expected
+
+
+def test_show_says_how_much_of_a_mixture_works_on_a_token(telamon):
+    """Its FLOPs are those of what a token meets: all but the table that is looked up, and 6 of 8 experts a layer."""
+    text = telamon("models", "show", "mixtral-8x7b").out
+    assert "46,702,792,704" in text and "12,879,925,248 of them active" in text
+    card = json.loads(telamon("models", "show", "mixtral-8x7b", "--json").out)
+    matmul = 12_879_925_248 - 32_000 * 4096
+    assert (card["parameters"]["active"], card["parameters"]["matmul"]) == (12_879_925_248, matmul)
+    assert card["flops_per_token"]["4096"] == 6 * matmul + 6 * 32 * 4096 * 4096
+    assert card["memory"]["training_bytes"] == 16 * 46_702_792_704
+    assert "active" not in telamon("models", "show", "qwen3-8b").out
 
 
 def test_show_says_which_layers_slide_and_what_windows_save(telamon):

@@ -57,6 +57,18 @@ MISTRAL: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "use_cache": True,
 }
+MIXTRAL = {name: value for name, value in MISTRAL.items() if name != "rope_theta"} | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "transformers_version": "4.36.0.dev0",
+    "vocab_size": 32000,
+}
 QWEN: dict[str, Any] = {
     "attention_dropout": 0.0,
     "bos_token_id": 151643,
@@ -79,6 +91,20 @@ QWEN3 = QWEN | {
     "rope_theta": 1000000,
     "sliding_window": None,
     "vocab_size": 151936,
+}
+QWEN3_MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "output_router_logits": False,
+    "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.001,
+    "tie_word_embeddings": False,
 }
 GEMMA: dict[str, Any] = {
     "attention_bias": False,
@@ -270,6 +296,11 @@ def _qwen2(*sizes: int, positions: int, vocab: int, tied: bool, **others: Any) -
     return QWEN2 | _sizes(*sizes) | said | {"max_window_layers": sizes[0]} | others
 
 
+def _qwen3_moe(*sizes: int, expert: int, **others: Any) -> dict[str, Any]:
+    """A dense width, which no layer has, and a window, which no layer uses, stand in every file."""
+    return QWEN3_MOE | _sizes(*sizes) | {"max_window_layers": sizes[0], "moe_intermediate_size": expert} | others
+
+
 def _pattern(layers: int, period: int) -> list[str]:
     return ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(layers)]
 
@@ -297,6 +328,27 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": QWEN3 | _sizes(28, 1024, 16, 8, 3072) | {"max_window_layers": 28, "tie_word_embeddings": True},
     "qwen3-8b": QWEN3 | _sizes(36, 4096, 32, 8, 12288) | {"max_window_layers": 36, "tie_word_embeddings": False},
     "qwen3-32b": QWEN3 | _sizes(64, 5120, 64, 8, 25600) | {"max_window_layers": 64, "tie_word_embeddings": False},
+    "mixtral-8x7b": MIXTRAL,
+    "mixtral-8x22b": MIXTRAL
+    | _sizes(56, 6144, 48, 8, 16384)
+    | {"max_position_embeddings": 65536, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0, "vocab_size": 32768},
+    "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 4, 6144, expert=768),
+    "qwen3-30b-a3b-2507": _qwen3_moe(48, 2048, 32, 4, 6144, expert=768, max_position_embeddings=262144, rope_theta=10000000),
+    "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 4, 12288, expert=1536),
+    "qwen3-235b-a22b-2507": _qwen3_moe(94, 4096, 64, 4, 12288, expert=1536, max_position_embeddings=262144, rope_theta=5000000),
+    "qwen3-coder-480b-a35b": {name: value for name, value in QWEN3_MOE.items() if name not in ("bos_token_id", "sliding_window")}
+    | _sizes(62, 6144, 96, 8, 8192)
+    | {
+        "max_position_embeddings": 262144,
+        "max_window_layers": 62,
+        "moe_intermediate_size": 2560,
+        "num_experts": 160,
+        "qkv_bias": False,
+        "rope_theta": 10000000,
+        "router_aux_loss_coef": 0.0,
+        "shared_expert_intermediate_size": 0,
+        "use_qk_norm": True,
+    },
     "gemma-2b": GEMMA
     | _sizes(18, 2048, 8, 1, 16384)
     | {"architectures": ["GemmaForCausalLM"], "model_type": "gemma", "hidden_act": "gelu", "hidden_activation": None, "rope_scaling": None},
@@ -342,7 +394,8 @@ def test_a_published_config_gives_the_sizes_of_its_preset(name: str):
 
 def _sized(model: ModelConfig) -> dict[str, Any]:
     """Without what a config.json has no place for."""
-    return {name: value for name, value in plain(model).items() if name not in ("preset", "published_parameters")}
+    aside = {"preset", "published_parameters", "published_active_parameters"}
+    return {name: value for name, value in plain(model).items() if name not in aside}
 
 
 def test_gpt_2_is_read():

@@ -6,7 +6,10 @@ import pytest
 import tiny
 
 from telamon.config.load import load_run
+from telamon.layers.mlp import GatedMLPConfig
+from telamon.models.mixtral import MixtralConfig
 from telamon.models.spec import ModelSpec
+from telamon.models.weights import Model
 from telamon.records.card import layers_in_words
 from telamon.train.job import model_flops
 
@@ -17,6 +20,28 @@ SMALL: dict[str, Any] = {"vocab_size": 11, "d_model": 8, "n_layers": 2, "n_heads
 def test_flops_come_from_the_real_tree(tied):
     """2 layers, V 11, D 8, F 16, 4 query heads of 2: 6 x 1,280 FLOPs a token, head tied or not, and 6 L T d of attention."""
     assert model_flops(tiny.model(**SMALL, tie_embeddings=tied), seq_len=16) == 7680 + 6 * 2 * 16 * 8
+
+
+def mixture(**sizes: Any) -> Model:
+    """4 experts of 16, of which a token goes to two, beside one that all tokens share."""
+    spec: ModelSpec = MixtralConfig(**SMALL, n_experts=4, top_k=2, window=None, **sizes).spec()
+    shared = {"shared": GatedMLPConfig(d_ff=16)}
+    blocks = [block.model_copy(update={"ffn": block.ffn.model_copy(update=shared)}) for block in spec.blocks]
+    return Model(spec.model_copy(update={"blocks": tuple(blocks)}))
+
+
+def test_a_mixture_counts_all_experts_and_a_token_those_it_goes_to():
+    """Beside 2 layers of attention and norms (208 each) and 96 of table and last norm, 2 x (5 MLPs of 384 and a router of 32) = 3,904: 4,416.
+
+    A token meets 3 of the 5 MLPs: 2 x 2 x 384 = 1,536 fewer. FLOPs are of those, and of the table once, tied or not.
+    """
+    model = mixture(tie_embeddings=True)
+    assert (model.parameter_count, model.active_parameters) == (4416, 2880)
+    untied = mixture(tie_embeddings=False)
+    assert (untied.parameter_count, untied.active_parameters) == (4416 + 88, 2880 + 88)
+    for counted in (model, untied):
+        assert counted.matmul_parameters == 2880
+        assert model_flops(counted, seq_len=16) == 6 * 2880 + 6 * 2 * 16 * 8
 
 
 @pytest.mark.parametrize(

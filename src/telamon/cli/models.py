@@ -17,6 +17,8 @@ def list_models(
 ) -> None:
     """List the model presets by family and size; choose one in a run with `model.preset=NAME`.
 
+    Of a mixture of experts, `active` says how many of its parameters work on a token.
+
     ```
     telamon models list
     telamon models list gemma3
@@ -28,15 +30,18 @@ def list_models(
     from rich.console import Console
     from rich.table import Table
 
-    from telamon.config.presets import model_lines
+    from telamon.config.presets import in_billions, model_lines
 
-    table = Table("preset", "family", "layers", "width", "vocabulary", "parameters")
-    for column in table.columns[2:]:
+    # A family stands above its presets, so that a line with a long name is no wider than 80 columns.
+    table = Table("preset", "layers", "width", "vocabulary", "parameters", "active")
+    for column in table.columns[1:]:
         column.justify = "right"
-    for _, lines in groupby(model_lines(part), key=lambda line: line.family):
+    for family, lines in groupby(model_lines(part), key=lambda line: line.family):
+        table.add_row(f"[bold]{family}[/]")
         for line in lines:
-            sizes = (line.n_layers, line.d_model, line.vocab_size, line.parameters)
-            table.add_row(line.name, line.family, *(f"{size:,}" for size in sizes))
+            active = "" if line.active == line.parameters else in_billions(line.active)
+            sizes = (f"{size:,}" for size in (line.n_layers, line.d_model, line.vocab_size))
+            table.add_row(f"  {line.name}", *sizes, in_billions(line.parameters), active)
         table.add_section()
     Console().print(table)
 

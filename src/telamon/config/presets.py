@@ -40,6 +40,8 @@ class ModelLine:
     vocab_size: int
     parameters: int
     """As the preset states them; a test holds each preset's model to this number."""
+    active: int
+    """Of a mixture those that work on a token; of other models all of them."""
 
 
 def model_lines(part: str = "") -> list[ModelLine]:
@@ -62,10 +64,20 @@ def model_lines(part: str = "") -> list[ModelLine]:
     return sorted(found, key=lambda line: (line.family, line.parameters, line.name))
 
 
+def in_billions(count: int) -> str:
+    """A number of parameters for people, in millions, billions or trillions, such as ``46.70B``."""
+    power = min(max(len(str(count)) - 1, 0) // 3, len(_THOUSANDS) - 1)
+    return f"{count / 1000**power:#.4g}{_THOUSANDS[power]}"
+
+
+_THOUSANDS = ("", "k", "M", "B", "T")
+
+
 def _model_line(name: str) -> ModelLine:
     values = yamlio.read(str(find("models", name)))
     sizes = {field: values[field] for field in ("family", "n_layers", "d_model", "vocab_size")}
-    return ModelLine(name, **sizes, parameters=values["published_parameters"])
+    total = values["published_parameters"]
+    return ModelLine(name, **sizes, parameters=total, active=values.get("published_active_parameters", total))
 
 
 def about_model(name: str) -> str:

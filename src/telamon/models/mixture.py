@@ -27,8 +27,13 @@ class MixtureSizes(DenseSizes):
 
     n_experts: Positive = Field(default=8, description="Experts E of a mixture.")
     top_k: Positive = Field(default=2, description="Experts that a token goes to.")
+    published_active_parameters: int | None = Field(
+        default=None,
+        gt=0,
+        description="How many of published_parameters work on a token: all but experts that it does not go to; both tables count.",
+    )
 
-    beside_weights: ClassVar[frozenset[str]] = DenseSizes.beside_weights | {"top_k"}
+    beside_weights: ClassVar[frozenset[str]] = DenseSizes.beside_weights | {"top_k", "published_active_parameters"}
 
     @model_validator(mode="after")
     def _experts_to_choose(self) -> Self:
@@ -38,7 +43,7 @@ class MixtureSizes(DenseSizes):
 
     def shrunk(self) -> Self:
         """See `ModelConfig`; tokens still choose."""
-        return super().shrunk().model_copy(update={"n_experts": 4, "top_k": min(self.top_k, 2)})
+        return super().shrunk().model_copy(update={"n_experts": 4, "top_k": min(self.top_k, 2), "published_active_parameters": None})
 
     def divided(self) -> dict[str, dict[str, int]]:
         """What a mesh axis splits evenly (see `ModelConfig`)."""

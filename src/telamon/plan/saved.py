@@ -40,6 +40,7 @@ _SECTIONS = ("model", "train", "optimizer")
 _BESIDE = {
     "model.preset",
     "model.published_parameters",
+    "model.published_active_parameters",
     "model.max_positions",
     "train.stop_at",
     "train.batch_size",

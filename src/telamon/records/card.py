@@ -33,6 +33,8 @@ class Parameters:
     """Numbers of parameters, summed from the weights' shapes."""
 
     total: int
+    active: int | None
+    """Of a mixture: all but those of experts that a token does not go to; both tables count. None: every token meets all."""
     embedding: int
     """The table of tokens."""
     positions: int
@@ -187,6 +189,7 @@ def _parameters(model: Model) -> Parameters:
             per_layer.append(sum(size for path, size in sizes.items() if path.startswith(prefix)) // stack.repeats)
     return Parameters(
         total=model.parameter_count,
+        active=model.active_parameters if model.active_parameters < model.parameter_count else None,
         embedding=sizes["embedding"],
         positions=sizes.get("positions", 0),
         head=sizes.get("head", 0),

@@ -28,6 +28,8 @@ def render(card: Card) -> str:
 def _parameters(card: Card) -> Iterator[str]:
     counts = card.parameters
     yield f"{counts.total:,}"
+    if counts.active is not None:
+        yield f"{counts.active:,} of them active: all but those of experts that a token does not go to"
     head = f"{counts.head:,} of the output head" if counts.head else "which is the output head too"
     yield f"{counts.embedding:,} of the table of tokens, {head}"
     if counts.positions:

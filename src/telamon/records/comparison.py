@@ -53,7 +53,7 @@ def make_table(comparison: Comparison) -> "Table":
     table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.overflow = "fold"  # names of repositories are long words
-    lines = sorted(((*_labelled(key), key) for key in comparison.differing if key != _STATED), key=lambda line: _GROUPS.index(line[0]))
+    lines = sorted(((*_labelled(key), key) for key in comparison.differing if key not in _STATED), key=lambda line: _GROUPS.index(line[0]))
     for group, rows in groupby(lines, key=lambda line: line[0]):
         table.add_row(f"[bold]{group}[/]")
         for _, label, shown, key in rows:
@@ -82,12 +82,13 @@ def _value(value: Any) -> str:
 
 
 _GROUPS = ("model", "settings", "parameters", "FLOPs a token, training", "memory")
-_STATED = "model.published_parameters"  # of the preset's file; parameters.total is the same, counted
+_STATED = {"model.published_parameters", "model.published_active_parameters"}  # of the preset's file; counted, they are among `parameters`
 _LABELS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "repository": ("model", "repository", _value),
     "architecture": ("model", "architecture", _value),
     "layers": ("model", "layers", _value),
     "parameters.total": ("parameters", "all", _value),
+    "parameters.active": ("parameters", "active", _value),
     "parameters.embedding": ("parameters", "table of tokens", _value),
     "parameters.positions": ("parameters", "table of positions", _value),
     "parameters.head": ("parameters", "output head", _value),
