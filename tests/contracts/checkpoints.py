@@ -72,6 +72,12 @@ def to_tree(model: Model, tensors: list[HfTensor], arrays: dict[str, np.ndarray]
     return _nested(model, flat)
 
 
+def buffers(case: Case) -> set[str]:
+    """Tensors that no gradient reaches, here and in transformers."""
+    info = flatten(case.model.info)
+    return {tensor.name for tensor in case.tensors if info[tensor.parts[0].path].role == "buffer"}
+
+
 def _nested(model: Model, flat: dict[str, np.ndarray]) -> Weights:
     paths = iter(flatten(model.info))
     return model.map_info(lambda info: jnp.asarray(flat[next(paths)]))

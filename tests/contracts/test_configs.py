@@ -50,7 +50,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
     ("changes", "message"),
     [
         ({"model_type": "lama"}, "model_type='lama' belongs to no family here; did you mean 'llama'"),
-        ({"model_type": "mamba"}, "model_type='mamba' belongs to no family here; those that can be read: gemma, gemma2"),
+        ({"model_type": "mamba"}, "model_type='mamba' belongs to no family here; those that can be read: deepseek_v2, deepseek_v3, gemma"),
         ({"model_type": None}, "lacks model_type"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures=.*cannot be read; of model_type llama: LlamaForCausalLM"),
         ({"hidden_act": "relu"}, "hidden_act='relu' cannot be read; the family has this activation alone: 'silu'"),

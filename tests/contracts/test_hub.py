@@ -24,6 +24,7 @@ NAMES = [
     *("llama-biases", "llama-bf16", "llama-shards", "llama-tied-odd", "mistral-window", "qwen2", "qwen2-tied", "qwen3-biases", "gpt2"),
     *("gemma", "gemma2", "gemma3", "gemma3-conditional", "gemma3-conditional-renamed", "olmo2", "olmo3-yarn"),
     *("mixtral-window", "qwen3-moe-step", "gpt-oss", "llama4-maverick", "llama4-conditional"),
+    *("deepseek-v2-lite", "deepseek-v3-mtp", "kimi-k2-older", "kimi-k25"),
 ]
 
 

@@ -1,5 +1,6 @@
 """What the families of dense decoders share: sizes, options that several of them have, and how Hugging Face spells these."""
 
+import abc
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Self
 
@@ -9,6 +10,7 @@ from telamon.config.schema import Positive
 from telamon.layers.attention import AttentionConfig
 from telamon.layers.mlp import GatedMLPConfig
 from telamon.layers.norm import NormConfig
+from telamon.layers.parts import MixerConfig
 from telamon.layers.rope import RopeConfig, RopeScaling
 from telamon.models.hf_config import HfAttributes
 from telamon.models.hf_family import HfFamily
@@ -42,12 +44,10 @@ PRE_NORM_NAMES: Names = {
 """Llama's names, which most families keep. Entries that a model has no weight for are not used."""
 
 
-class DenseSizes(HfFamily):
-    """Rotary GQA and a gated MLP."""
+class RotarySizes(HfFamily):
+    """Attention of some kind with rotary positions, and a gated MLP."""
 
     n_heads: Positive = Field(default=8, description="Query heads N.")
-    n_kv_heads: Positive = Field(default=2, description="Key-value heads K; a divisor of n_heads.")
-    head_dim: Annotated[int, Field(gt=0, multiple_of=2)] = Field(default=32, description="Features of a head H.")
     d_ff: Positive = Field(default=768, description="Hidden width F of the gated MLP.")
     rope_theta: Annotated[float, Field(gt=0)] = Field(default=10_000.0, description="Base of the rotary wavelengths.")
     rope_scaling: RopeScaling | None = Field(default=None, description="How rotary wavelengths are stretched for longer text.")
@@ -60,24 +60,13 @@ class DenseSizes(HfFamily):
     hf_activation: ClassVar[tuple[str, ...]] = ("hidden_act", "silu")
     """Attribute for the activation, and the values that stand for the family's own; the first is written."""
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        if self.n_heads % self.n_kv_heads:
-            allowed = [k for k in range(1, self.n_heads + 1) if self.n_heads % k == 0]
-            raise ValueError(
-                f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.n_kv_heads}; allowed for n_kv_heads: {allowed}"
-            )
-        return self
-
     def shrunk(self) -> Self:
-        """See `ModelConfig`; query heads still share key-value heads where they did."""
-        groups = min(self.n_heads // self.n_kv_heads, 2)
-        sizes = {"n_heads": 2 * groups, "n_kv_heads": 2, "head_dim": 8, "d_ff": 64}
-        return super().shrunk().model_copy(update=sizes)
+        """See `ModelConfig`."""
+        return super().shrunk().model_copy(update={"n_heads": 4, "d_ff": 64})
 
     def divided(self) -> dict[str, dict[str, int]]:
         """What a mesh axis splits evenly (see `ModelConfig`)."""
-        return super().divided() | {"tensor": {"n_heads": self.n_heads, "n_kv_heads": self.n_kv_heads, "d_ff": self.d_ff}}
+        return super().divided() | {"tensor": {"n_heads": self.n_heads, "d_ff": self.d_ff}}
 
     # The architecture
 
@@ -89,9 +78,9 @@ class DenseSizes(HfFamily):
         """Rotary positions of a layer."""
         return RopeConfig(theta=self.rope_theta, scaling=self.rope_scaling)
 
-    def attention(self, *, windowed: bool = False) -> AttentionConfig:
+    @abc.abstractmethod
+    def attention(self, *, windowed: bool = False) -> MixerConfig:
         """The mixer of a layer."""
-        return AttentionConfig(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim, rope=self.rope(windowed=windowed))
 
     def mlp(self) -> GatedMLPConfig:
         """The ffn of every block."""
@@ -126,15 +115,12 @@ class DenseSizes(HfFamily):
     @classmethod
     def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
         """Fields of this class from a config.json; a family adds its own."""
-        heads, width = hf.size("num_attention_heads"), hf.size("hidden_size")
         hf.must_be(*cls.hf_activation, because="the family has this activation alone")
         return {
             "vocab_size": hf.size("vocab_size"),
-            "d_model": width,
+            "d_model": hf.size("hidden_size"),
             "n_layers": hf.size("num_hidden_layers"),
-            "n_heads": heads,
-            "n_kv_heads": hf.get("num_key_value_heads") or heads,
-            "head_dim": hf.get("head_dim") or width // heads,
+            "n_heads": hf.size("num_attention_heads"),
             "d_ff": hf.size("intermediate_size"),
             "norm_eps": hf.get("rms_norm_eps"),
             "tie_embeddings": hf.get("tie_word_embeddings"),
@@ -152,8 +138,6 @@ class DenseSizes(HfFamily):
             "hidden_size": self.d_model,
             "num_hidden_layers": self.n_layers,
             "num_attention_heads": self.n_heads,
-            "num_key_value_heads": self.n_kv_heads,
-            "head_dim": self.head_dim,
             "intermediate_size": self.d_ff,
             attribute: value,
             "rms_norm_eps": self.norm_eps,
@@ -161,6 +145,48 @@ class DenseSizes(HfFamily):
             "max_position_embeddings": self.max_positions,
             **write_rope(self.rope_theta, self.rope_scaling),
         }
+
+
+class DenseSizes(RotarySizes):
+    """Rotary GQA and a gated MLP."""
+
+    n_kv_heads: Positive = Field(default=2, description="Key-value heads K; a divisor of n_heads.")
+    head_dim: Annotated[int, Field(gt=0, multiple_of=2)] = Field(default=32, description="Features of a head H.")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.n_heads % self.n_kv_heads:
+            allowed = [k for k in range(1, self.n_heads + 1) if self.n_heads % k == 0]
+            raise ValueError(
+                f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.n_kv_heads}; allowed for n_kv_heads: {allowed}"
+            )
+        return self
+
+    def shrunk(self) -> Self:
+        """See `ModelConfig`; query heads still share key-value heads where they did."""
+        groups = min(self.n_heads // self.n_kv_heads, 2)
+        return super().shrunk().model_copy(update={"n_heads": 2 * groups, "n_kv_heads": 2, "head_dim": 8})
+
+    def divided(self) -> dict[str, dict[str, int]]:
+        """What a mesh axis splits evenly (see `ModelConfig`)."""
+        sizes = super().divided()
+        return sizes | {"tensor": sizes["tensor"] | {"n_kv_heads": self.n_kv_heads}}
+
+    def attention(self, *, windowed: bool = False) -> AttentionConfig:
+        """See `RotarySizes`."""
+        return AttentionConfig(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim, rope=self.rope(windowed=windowed))
+
+    @classmethod
+    def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
+        """See `RotarySizes`."""
+        fields = super().read_hf(hf)
+        heads = fields["n_heads"]
+        kv_heads, head_dim = hf.get("num_key_value_heads") or heads, hf.get("head_dim") or fields["d_model"] // heads
+        return fields | {"n_kv_heads": kv_heads, "head_dim": head_dim}
+
+    def to_hf(self) -> dict[str, Any]:
+        """See `RotarySizes`."""
+        return super().to_hf() | {"num_key_value_heads": self.n_kv_heads, "head_dim": self.head_dim}
 
 
 class OptionalBias(DenseSizes):

@@ -42,12 +42,11 @@ class HfFamily(ModelConfig, abc.ABC):
     def to_hf(self) -> dict[str, Any]:
         """The attributes of a config.json that say what the model is."""
 
-    @classmethod
-    def canonical(cls, name: str) -> str | None:
+    def canonical(self, name: str) -> str | None:
         """A tensor's name as `hf_names` spells it; None for one that is not needed."""
-        if any(re.fullmatch(pattern, name) for pattern in (*cls.hf_skipped, _BUFFERS)):
+        if any(re.fullmatch(pattern, name) for pattern in (*self.hf_skipped, _BUFFERS)):
             return None
-        for beginning, ours in cls.hf_prefixes.items():
+        for beginning, ours in self.hf_prefixes.items():
             if name.startswith(beginning):
                 return ours + name.removeprefix(beginning)
         return name

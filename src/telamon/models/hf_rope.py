@@ -13,7 +13,7 @@ _ORIGINAL = "original_max_position_embeddings"
 
 
 def read_rope(hf: HfAttributes, *, theta: float = 10_000.0) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling`, as fields of `DenseSizes`, of a model whose layers all have the same rotary positions; `theta` where no base is stated."""
+    """`rope_theta` and `rope_scaling`, as fields of `RotarySizes`, of a model whose layers all have the same rotary positions; `theta` where no base is stated."""
     parameters, scaling = hf.dictionary("rope_parameters"), hf.dictionary("rope_scaling")
     values = hf.inner("rope_scaling" if scaling else "rope_parameters", scaling or parameters)
     return read_parameters(hf, values, theta=hf.number("rope_theta", theta))

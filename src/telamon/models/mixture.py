@@ -8,7 +8,7 @@ from telamon.config.schema import Positive
 from telamon.layers.moe import MoEConfig
 from telamon.layers.parts import FfnConfig
 from telamon.layers.router import RouterConfig
-from telamon.models.dense import DenseSizes
+from telamon.models.dense import RotarySizes
 from telamon.models.hf_config import HfAttributes
 from telamon.models.hf_weights import Names
 from telamon.models.spec import BlockSpec, ModelSpec
@@ -22,7 +22,7 @@ EXPERT_NAMES: Names = {
 """Names of Qwen's and DeepSeek's mixtures, where each expert has tensors of its own."""
 
 
-class MixtureSizes(DenseSizes):
+class MixtureSizes(RotarySizes):
     """Layers whose ffn is a mixture of experts, each of them as wide as a dense layer's MLP would be."""
 
     n_experts: Positive = Field(default=8, description="Experts E of a mixture.")
@@ -33,7 +33,7 @@ class MixtureSizes(DenseSizes):
         description="How many of published_parameters work on a token: all but experts that it does not go to; both tables count.",
     )
 
-    beside_weights: ClassVar[frozenset[str]] = DenseSizes.beside_weights | {"top_k", "published_active_parameters"}
+    beside_weights: ClassVar[frozenset[str]] = RotarySizes.beside_weights | {"top_k", "published_active_parameters"}
 
     @model_validator(mode="after")
     def _experts_to_choose(self) -> Self:
@@ -67,7 +67,7 @@ class MixtureSizes(DenseSizes):
         return (True,) * self.n_layers
 
     def spec(self) -> ModelSpec:
-        """See `DenseSizes`."""
+        """See `RotarySizes`."""
         dense = super().spec()
         pairs = zip(dense.blocks, self.mixture_layers(), strict=True)
         return dense.model_copy(update={"blocks": tuple(self._with_experts(block) if mixes else block for block, mixes in pairs)})
@@ -77,7 +77,7 @@ class MixtureSizes(DenseSizes):
 
     @classmethod
     def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
-        """See `DenseSizes`."""
+        """See `RotarySizes`."""
         # Transformers' own training; ours is in train.experts.
         hf.harmless("router_aux_loss_coef", "output_router_logits", "router_jitter_noise")
         return super().read_hf(hf) | {"n_experts": cls.read_experts(hf), "top_k": hf.size("num_experts_per_tok")}
@@ -116,5 +116,5 @@ class MixtureBesideDense(MixtureSizes):
 
     @classmethod
     def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
-        """See `DenseSizes`."""
+        """See `RotarySizes`."""
         return super().read_hf(hf) | {"d_expert": hf.size(cls.hf_expert_width)}
