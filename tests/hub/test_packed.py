@@ -28,7 +28,7 @@ FORMATS = ("mxfp4", "fp8", "int4")
 MODELS = ("gpt-oss", "deepseek-v3", "kimi-k2")
 
 
-@pytest.mark.parametrize("room", [1 << 24, 40], ids=["at once", "in strides"])
+@pytest.mark.parametrize("room", [1 << 24, 210], ids=["at once", "in strides that end within blocks"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_codes_are_unpacked_bit_for_bit(name: str, room: int, monkeypatch: pytest.MonkeyPatch):
     """All codes, with factors that lead to infinity, below the least normal number, to zero and to negative zero."""
@@ -249,6 +249,28 @@ def _group(**changes: Any) -> dict[str, Any]:
 def test_settings_that_are_not_read_are_named(settings: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=f"model/config.json: quantization_config.*{message}"):
         packing_of({"quantization_config": settings}, where="model/config.json")
+
+
+KIMI_IGNORES = ["re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "mxfp4"},
+        {
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+            "quant_method": "mxfp4",
+        },
+        {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]},
+        _settings("int4", ignore=["lm_head", *KIMI_IGNORES]),
+        _settings("int4", ignore=[*KIMI_IGNORES, "re:.*lm_head.*", "re:vision_tower.*", "re:mm_projector.*"]),
+    ],
+    ids=["short", "GPT-OSS", "DeepSeek V3, R1, Kimi K2", "DeepSeek V3.1", "Kimi K2 Thinking", "Kimi K2.6"],
+)
+def test_what_published_models_say_is_read(settings: dict[str, Any]):
+    assert packing_of({"quantization_config": settings}, where="config.json") is not None
 
 
 def test_settings_may_stand_with_the_text_model():

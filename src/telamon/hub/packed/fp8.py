@@ -61,7 +61,9 @@ def _unpack(block: tuple[int, int], codes: "np.ndarray", scales: "np.ndarray") -
     with np.errstate(over="ignore", invalid="ignore"):
         for rows in strides(O, I, high):
             of_rows = factors[rows.start // high : -(-rows.stop // high)].repeat(high, 0)[: rows.stop - rows.start]
-            out[rows] = numbers[codes[rows].view(np.uint8)] * of_rows.repeat(wide, 1)[:, :I]
+            values = numbers.take(codes[rows].view(np.uint8), mode="clip")
+            values *= of_rows.repeat(wide, 1)[:, :I]
+            out[rows] = values
     return out
 
 

@@ -98,16 +98,17 @@ def _unpack(I: int, group: int, packed: "np.ndarray", scales: "np.ndarray", _sha
     out = np.empty((len(packed), I), numpy_dtype("bfloat16"))
     with np.errstate(over="ignore"):  # the largest factors take some numbers to infinity, here as there
         for rows in strides(len(packed), I):
-            codes = _pairs()[packed[rows].view(np.uint8)].reshape(-1, packed.shape[1] * CODES)[:, :I]
-            factors = scales[rows].astype(np.float32)[..., None]
-            out[rows] = (codes.reshape(len(codes), -1, group) * factors).reshape(len(codes), I)
+            codes = _pairs().take(packed[rows].view(np.uint8), mode="clip").view(np.float32)[:, :I]
+            numbers = codes.reshape(len(codes), -1, group)
+            numbers *= scales[rows].astype(np.float32)[..., None]
+            out[rows] = numbers.reshape(len(codes), I)
     return out
 
 
 @cache
 def _pairs() -> "np.ndarray":
-    """The two numbers of each byte [256, 2], the one in the low bits first."""
+    """The two float32 numbers of each byte in one of 64 bits [256], the one in the low bits of the byte first."""
     import numpy as np
 
     codes = np.arange(256)
-    return np.stack([codes & 15, codes >> 4], axis=-1).astype(np.float32) - 8
+    return (np.stack([codes & 15, codes >> 4], axis=-1).astype(np.float32) - 8).view(np.uint64).reshape(-1)

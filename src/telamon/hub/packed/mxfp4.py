@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from telamon.errors import DataError
-from telamon.hub.packed.tensor import PackedTensor, Packing, check_packed_modules, check_shape, part, stems, transformers_rule
+from telamon.hub.packed.tensor import PackedTensor, Packing, check_packed_modules, check_shape, part, stems, strides, transformers_rule
 from telamon.hub.source import TensorSource, numpy_dtype
 from telamon.models.hf_config import Values
 
@@ -44,28 +44,29 @@ def _packed(source: TensorSource, name: str) -> PackedTensor:
 
 
 def _unpack(where: str, blocks: "np.ndarray", scales: "np.ndarray") -> "np.ndarray":
-    """[E, I, O] from blocks [E, O, I / 32, 16] and scales [E, O, I / 32], expert by expert."""
+    """[E, I, O] from blocks [E, O, I / 32, 16] and scales [E, O, I / 32], some rows at a time; it lies in memory as [E, O, I]."""
     import numpy as np
 
     if (scales == _NAN).any():
         raise DataError(f"{where}{SCALES} holds the code {_NAN}, which stands for no number")
-    pairs, powers = _tables()
     E, O, count, _ = blocks.shape
-    out = np.empty((E, count * 2 * BYTES, O), numpy_dtype("bfloat16"))
-    with np.errstate(over="ignore"):  # the largest scales take some numbers to infinity, here as there
-        for e in range(E):
-            values = pairs[blocks[e]].reshape(O, count, 2 * BYTES) * powers[scales[e]][..., None]
-            out[e] = values.reshape(O, -1).T
-    return out
+    pairs = np.empty((E * O, count, BYTES), np.uint32)
+    by_row, scales = blocks.reshape(pairs.shape), scales.reshape(E * O, count, 1)
+    for rows in strides(E * O, count * 2 * BYTES):
+        places = scales[rows].astype(np.intp) << 8 | by_row[rows]
+        _table().take(places, out=pairs[rows], mode="clip")  # where it might raise, it would take another copy
+    return pairs.view(numpy_dtype("bfloat16")).reshape(E, O, count * 2 * BYTES).swapaxes(1, 2)
 
 
 @cache
-def _tables() -> "tuple[np.ndarray, np.ndarray]":
-    """The two numbers of each byte [256, 2], the one in the low bits first, and the number of each scale [256]."""
+def _table() -> "np.ndarray":
+    """Two bfloat16 numbers in one of 32 bits, the one in the low bits of the byte first, at 256 scale + byte."""
     import numpy as np
 
     sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     numbers = np.concatenate([sizes, -sizes])
     codes = np.arange(256)
-    with np.errstate(over="ignore"):
-        return np.stack([numbers[codes & 15], numbers[codes >> 4]], axis=-1), np.ldexp(np.float32(1), codes - _BIAS)
+    pairs = np.stack([numbers[codes & 15], numbers[codes >> 4]], axis=-1)
+    with np.errstate(over="ignore", invalid="ignore"):  # the largest scales take some numbers to infinity, in bfloat16 as well
+        scaled = np.ldexp(pairs, (codes - _BIAS)[:, None, None])
+    return scaled.astype(numpy_dtype("bfloat16")).view(np.uint32).reshape(-1)

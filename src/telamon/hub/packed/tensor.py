@@ -11,7 +11,7 @@ from telamon.hub.source import TensorInfo, TensorSource
 if TYPE_CHECKING:
     import numpy as np
 
-ROOM = 1 << 24
+ROOM = 1 << 20
 """About so many numbers are unpacked at one time, for they are float32 on their way to bfloat16."""
 
 
