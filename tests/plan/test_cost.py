@@ -197,12 +197,13 @@ def _run(*overrides: str):
     return load_run("tiny", ["data.tokenizer.vocab_size=300", *overrides]).config
 
 
-@pytest.mark.parametrize("preset", ["tiny-llama", "gemma2-2b", "gpt3-52k"])
+@pytest.mark.parametrize("preset", ["tiny-llama", "gemma2-2b", "gpt3-52k", "llama4-maverick"])
 def test_parameters_and_flops_are_those_of_the_model_that_trains(preset):
     config = load_run("default", [f"model.preset={preset}"]).config
     model, work = Model(config.model.spec()), workload(config)
     assert work.parameters == model.parameter_count
-    assert work.flops_per_token(8192) == pytest.approx(model_flops(model, seq_len=8192))
+    for length in (8192, 20_000):  # more than a chunk of Llama 4
+        assert work.flops_per_token(length) == pytest.approx(model_flops(model, seq_len=length))
 
 
 def test_the_last_product_of_a_block_is_needed_where_a_norm_reads_it():

@@ -7,10 +7,11 @@ import tiny
 
 from telamon.config.load import load_run
 from telamon.layers.mlp import GatedMLPConfig
+from telamon.models.llama4 import Llama4Config
 from telamon.models.mixtral import MixtralConfig
 from telamon.models.spec import ModelSpec
 from telamon.models.weights import Model
-from telamon.records.card import layers_in_words
+from telamon.records.card import SERVING_BYTES, _memory, layers_in_words
 from telamon.train.job import model_flops
 
 SMALL: dict[str, Any] = {"vocab_size": 11, "d_model": 8, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 2, "d_ff": 16}
@@ -20,6 +21,18 @@ SMALL: dict[str, Any] = {"vocab_size": 11, "d_model": 8, "n_layers": 2, "n_heads
 def test_flops_come_from_the_real_tree(tied):
     """2 layers, V 11, D 8, F 16, 4 query heads of 2: 6 x 1,280 FLOPs a token, head tied or not, and 6 L T d of attention."""
     assert model_flops(tiny.model(**SMALL, tie_embeddings=tied), seq_len=16) == 7680 + 6 * 2 * 16 * 8
+
+
+def test_layers_within_chunks_count_and_keep_what_a_chunk_has():
+    """2 layers of 4 heads of 2, of which one has chunks of 4: in rows of 16, 4 x 4²/2 pairs and 16²/2, at 12 FLOPs a pair and feature.
+
+    Of 8,192 tokens the first keeps 4 keys and values of 2 x 2, the second all.
+    """
+    model = Model(Llama4Config(**SMALL, d_expert=16, n_experts=4, chunk=4, layer_pattern="CN").spec())
+    assert model_flops(model, seq_len=16) == 6 * model.matmul_parameters + 12 * 8 * (4 * 4**2 / 2 + 16**2 / 2) / 16
+    memory = _memory(model)
+    assert (memory.cache_served, memory.cache_kept) == (SERVING_BYTES * 8 * (4 + 8192), SERVING_BYTES * 8 * 2 * 8192)
+    assert (memory.cache_per_token, memory.cache_per_token_beyond) == (SERVING_BYTES * 8 * 2, SERVING_BYTES * 8)
 
 
 def mixture(**sizes: Any) -> Model:
@@ -51,6 +64,8 @@ def test_a_mixture_counts_all_experts_and_a_token_those_it_goes_to():
         ("mistral-7b-v0.1", "32: 32 within the last 4,096 tokens"),
         ("gemma2-2b", "26: 13 times (1 within the last 4,096 tokens, 1 over all before)"),
         ("olmo3-7b", "32: 8 times (3 within the last 4,096 tokens, 1 over all before)"),
+        ("gpt-oss-20b", "24: 12 times (1 within the last 128 tokens, 1 over all before)"),
+        ("llama4-scout", "48: 12 times (3 within chunks of 8,192 tokens, 1 over all before)"),
         (
             "gemma3-4b",
             "34: 5 times (5 within the last 1,024 tokens, 1 over all before), 4 within the last 1,024 tokens",
