@@ -12,6 +12,7 @@ from telamon.config.schema import OptimizerConfig, RunConfig, TrainConfig
 from telamon.models.decoder import Decoder, Numerics
 from telamon.models.dense import DenseSizes
 from telamon.models.llama import LlamaConfig
+from telamon.models.mixtral import MixtralConfig
 from telamon.models.olmo import Olmo2Config
 from telamon.models.qwen3 import Qwen3Config
 from telamon.models.weights import Model, WeightInfo, Weights
@@ -23,7 +24,7 @@ Rows = Sequence[Sequence[int]]
 
 def sizes(family: str = "llama", **changes: Any) -> DenseSizes:
     """Sizes of a tiny model."""
-    families = {"llama": LlamaConfig, "olmo2": Olmo2Config, "qwen3": Qwen3Config}
+    families = {"llama": LlamaConfig, "mixtral": MixtralConfig, "olmo2": Olmo2Config, "qwen3": Qwen3Config}
     return families[family](**{**SIZES, **changes})
 
 
