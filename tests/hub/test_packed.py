@@ -195,6 +195,15 @@ def test_a_packed_tensor_of_a_module_that_is_said_to_be_plain_is_named(tmp_path:
             open_source(str(folder))
 
 
+def test_a_router_that_is_plain_excludes_no_projection_of_a_like_name(tmp_path: Path):
+    folder = _changed("fp8", tmp_path / "model", lambda tensors: None)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"] = ["model.layers.0.part", "model.layers.0.who", "model.layers.1", "wers"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with open_source(str(folder)) as source:
+        assert len(source.tensors) == 4
+
+
 def _settings(name: str, **changes: Any) -> dict[str, Any]:
     return json.loads((PACKED / f"codes-{name}" / "config.json").read_text())["quantization_config"] | changes
 

@@ -159,7 +159,7 @@ def _wrapped(variant: Variant, folder: Path, expected: Arrays) -> dict[str, Any]
     text = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**variant.options, "text_config": text}, indent=2) + "\n")
     weights = {variant.file_prefix + name: tensor for name, tensor in load_file(folder / "model.safetensors").items()}
-    beside = {"vision_tower.patch_embed.proj.weight": torch.randn(3, 5), "mm_projector.proj.0.weight": torch.randn(5, 3)}
+    beside = {"vision_tower.patch_embed.proj.weight": torch.ones(3, 5), "mm_projector.proj.0.weight": torch.ones(5, 3)}
     save_file(weights | beside, folder / "model.safetensors", metadata={"format": "pt"})
     names = np.array([variant.file_prefix + name for name in expected["grad_names"]])
     np.savez_compressed(folder / "expected.npz", allow_pickle=False, **{**expected, "grad_names": names})

@@ -82,3 +82,18 @@ def test_mistakes_would_be_seen(name: str) -> None:
     assert controls["swap"]["smallest_move"] > MOVE
     assert all(found["move"] > MOVE for found in controls["without"])
     assert max(controls["rounding"].values()) < 1e-4
+    config = load(name).config
+    routed = {"num_local_experts", "num_experts", "n_routed_experts"} & set(config.get("text_config", config))
+    assert bool(routed) == ("router_margin" in controls)
+    assert controls.get("router_margin", 1) > 1e-4
+
+
+def test_a_layer_for_multi_token_prediction_is_answered_for():
+    fixture = load("deepseek-v3-mtp")
+    e = fixture.expected
+    assert e["mtp_logits"].shape == (2, 23, 96)
+    log_p = e["mtp_logits"] - np.log(np.exp(e["mtp_logits"].astype(np.float64)).sum(-1, keepdims=True))
+    picked = np.take_along_axis(log_p[:, :-1], e["ids"][:, 2:, None], axis=-1)
+    np.testing.assert_allclose(-picked.mean(), e["mtp_loss"], rtol=1e-5)
+    assert set(e["mtp_grad_names"]) <= set(_shapes(fixture.folder))
+    assert (e["mtp_grad_norms"] > 0).all()

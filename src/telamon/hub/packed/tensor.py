@@ -67,8 +67,12 @@ def check_packed_modules(source: TensorSource, modules: Iterable[str], excluded:
 
 
 def transformers_rule(pattern: str, module: str) -> bool:
-    """How `modules_to_not_convert` is read: as an expression for the beginning of a name, or as its end."""
-    return re.match(pattern, module) is not None or module.endswith(pattern)
+    """How `modules_to_not_convert` is read: as an expression for a module or one that it lies in, or as the end of its name.
+
+    transformers takes the beginning of a last word for the whole, so that a router called `gate` would exclude every `gate_proj`;
+    files do not mean that.
+    """
+    return re.match(rf"(?:{pattern})(?:\.|$)", module) is not None or f".{module}".endswith(f".{pattern}")
 
 
 def strides(rows: int, columns: int, multiple: int = 1) -> Iterable[slice]:
