@@ -1,13 +1,13 @@
 """Published training speeds, each with the layout that was published with it."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from telamon.config.load import load_run
 from telamon.plan.cost import Layout, layout_of
 from telamon.plan.search import search
 from telamon.plan.topology import Topology, parse_topology
-from telamon.plan.work import ATTENTION, Attention, Product, Workload, workload
+from telamon.plan.work import ATTENTION, Product, Workload, with_capacity, workload
 
 _QKV = frozenset({"mixer.query", "mixer.key", "mixer.value"})
 _OUT, _DOWN, _ATTENTION = frozenset({"mixer.out"}), frozenset({"ffn.down"}), frozenset({ATTENTION})
@@ -50,15 +50,14 @@ class Row:
 
     @property
     def work(self) -> Workload:
-        """What the model computes: from its preset, or for the mixtures, which have no family yet, written out."""
-        if self.model in _MIXTURES:
-            return mixture(**_MIXTURES[self.model], capacity=self.capacity, seq_len=self.seq_len)
-        return workload(load_run("default", [f"model.preset={self.model}"]).config)
+        """What the model computes: that of its preset. What experts give is needed backward, as MaxText computes it."""
+        work = workload(load_run("default", [f"model.preset={self.model}"]).config)
+        return with_capacity(work, 1.0) if self.capacity is None else one_hot(with_capacity(work, self.capacity), seq_len=self.seq_len)
 
     @property
-    def by_hand(self) -> bool:
-        """There is no preset: the arithmetic is checked, and no model stands behind it."""
-        return self.model in _MIXTURES
+    def mixture(self) -> bool:
+        """The model has experts."""
+        return any(product.copies > 1 for product in self.work.products)
 
 
 @functools.cache
@@ -68,36 +67,13 @@ def _searched(model: str, topology: Topology, seq_len: int) -> Layout:
     return layout_of(search(config, topology, free_batch=True).candidates[0].config, topology)
 
 
-_MIXTURES = {
-    "mixtral-8x7b": {"d_model": 4096, "d_ff": 14336, "layers": 32, "heads": 32, "vocab": 32000},
-    "mixtral-8x22b": {"d_model": 6144, "d_ff": 16384, "layers": 56, "heads": 48, "vocab": 32768},
-}
-
-
-def mixture(
-    *, d_model: int, d_ff: int, layers: int, heads: int, vocab: int, capacity: float | None, seq_len: int, experts: int = 8, used: int = 2
-) -> Workload:
-    """A mixture of Mixtral's kind: 8 key-value heads of 128, gated experts, an untied head."""
-    kv, width = 8 * 128, heads * 128
-    sent = used * (capacity or 1.0)
-    products = [
-        Product("mixer.query", d_model, width, layers, split="outputs"),
-        Product("mixer.key", d_model, kv, layers, split="outputs"),
-        Product("mixer.value", d_model, kv, layers, split="outputs"),
-        Product("mixer.out", width, d_model, layers, split="inputs"),
-        Product("ffn.gate", d_model, d_ff, layers, copies=experts, used=sent, split="outputs"),
-        Product("ffn.up", d_model, d_ff, layers, copies=experts, used=sent, split="outputs"),
-        Product("ffn.down", d_ff, d_model, layers, copies=experts, used=sent, split="inputs"),
-    ]
-    other = 2 * vocab * d_model + (2 * layers + 1) * d_model + layers * d_model * experts
-    active = sum(p.parameters // experts * used if p.copies > 1 else p.parameters for p in products)
-    if capacity is not None:
-        # A row's tokens times a one-hot array of its places at all experts, there and back.
-        places = int(sent * seq_len)
-        products.append(Product("ffn.dispatch", places, d_model, layers, copies=0))
-        products.append(Product("ffn.combine", places, d_model, layers, copies=0, needed=False))
-    attention = (Attention(heads, 128, count=layers),)
-    return Workload(d_model, vocab, layers, 2 * layers + 1, tuple(products), attention, other, active + other - vocab * d_model)
+def one_hot(work: Workload, *, seq_len: int) -> Workload:
+    """A mixture whose experts' places are filled and emptied by products of a row's tokens and a one-hot array of all places."""
+    (sent,) = (product for product in work.products if product.copies > 1 and product.split == "inputs")
+    places = int(sent.used * seq_len)
+    there = Product("ffn.dispatch", places, work.d_model, sent.count, copies=0)
+    back = Product("ffn.combine", places, work.d_model, sent.count, copies=0, needed=False)
+    return replace(work, products=(*work.products, there, back))
 
 
 _RECIPES = "tpu-recipes of AI-Hypercomputer, training"

@@ -1,4 +1,4 @@
-"""The rows of A3: mixtures written by hand against what was published of them, machines of the right size, a fit that finds what it should."""
+"""The rows of A3: what a capacity adds to mixtures, machines of the right size, a fit that finds what it should."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.a3_predicted_speed import FITTED, fit, predicted
-from benchmarks.a3_rows import ROWS, mixture
+from benchmarks.a3_rows import ROWS
 
 RESULT = Path(__file__).parents[2] / "benchmarks/results/A3.json"
 
@@ -15,13 +15,15 @@ PUBLISHED = [row for row in ROWS if row.rows is not None]
 """Those whose layout was published, so that no search has to run."""
 
 
-def test_a_mixture_written_by_hand_has_the_published_number_of_parameters():
-    work = mixture(d_model=4096, d_ff=14336, layers=32, heads=32, vocab=32000, capacity=None, seq_len=4096)
-    assert work.parameters == 46_702_792_704
-    assert work.matmul_parameters == 12_879_925_248 - 32000 * 4096  # active, less the embedding's look-up
-    dropping = mixture(d_model=4096, d_ff=14336, layers=32, heads=32, vocab=32000, capacity=1.25, seq_len=4096)
-    assert (dropping.parameters, dropping.matmul_parameters) == (work.parameters, work.matmul_parameters)
-    assert {p.name: p.used for p in dropping.products}["ffn.up"] == 2.5
+def test_a_capacity_adds_work_and_no_parameters():
+    """Mixtral 8x7B's 2 experts a token become 2.5 of 1.25 times as many places; 4,096 tokens are sent to 10,240 places and back."""
+    [without] = [row.work for row in ROWS if (row.model, row.machine) == ("mixtral-8x7b", "v5p:4x4x8")]
+    [row] = [row for row in ROWS if (row.model, row.machine) == ("mixtral-8x7b", "v6e:16x16")]
+    assert row.work.parameters == without.parameters == 46_702_792_704
+    assert row.work.matmul_parameters == without.matmul_parameters == 12_879_925_248 - 32000 * 4096  # active, less the embedding's look-up
+    products = {product.name: product for product in row.work.products}
+    assert products["ffn.experts.up"].used == 2.5
+    assert products["ffn.dispatch"].inputs == products["ffn.combine"].inputs == 10_240
 
 
 def test_there_are_thirteen_rows_on_machines_of_their_names():
@@ -33,7 +35,7 @@ def test_there_are_thirteen_rows_on_machines_of_their_names():
 
 
 def test_the_fit_finds_the_shares_that_made_the_figures():
-    rows = [row for row in PUBLISHED if not row.by_hand and row.model != "llama3.1-405b"]
+    rows = [row for row in PUBLISHED if not row.mixture and row.model != "llama3.1-405b"]
     works = {row: row.work for row in rows}
     shares = (0.7, 0.6, 0.55, 0.45, 0.3)
     made = [replace(row, published=predicted(row, works[row], shares).tokens_per_second_per_device) for row in rows]

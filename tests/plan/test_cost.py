@@ -174,8 +174,26 @@ def test_experts_compute_what_tokens_use_and_hold_what_the_axis_leaves():
     assert prediction.parts["optimizer"] == pytest.approx(32 * (work.parameters - 1000) / 4 / 1e12, rel=1e-3)
     assert prediction.tokens_per_second_per_device == pytest.approx(64 * 1024 / prediction.step_seconds)
     found = {(c.kind, c.axis): c.bytes for c in prediction.collectives}
-    assert found["all-to-all", "expert"] == 4 * 2 * 2 * 65536 * 512  # there and back, forward and backward, 2 experts a token, bfloat16
+    # 2 experts a token, bfloat16; there and back; backward there again, with gradients, and those of the rows back.
+    assert found["all-to-all", "expert"] == 5 * 2 * 2 * 65536 * 512
     assert found["all-reduce", "expert"] == 4 * 1000  # what is not an expert's
+
+
+def test_tokens_are_written_in_the_order_of_experts_and_back():
+    """3 layers, 2 experts a token: what the product gives, 512 values, and 512 each way, all of it once in and once out, thrice."""
+    product = Product("ffn.down", 2048, 512, count=3, copies=8, used=2, split="inputs")
+    by_hand = 3 * 2 * 2 * (3 * 2 * 512 + 2 * 3 * 2 * 512) * 1024 / 1e12
+    assert _part(_work(product), "between products") == pytest.approx(by_hand)
+    # Where a one-hot product does it, that product's results count instead.
+    one_hot = Product("ffn.dispatch", 64, 512, copies=0)
+    assert _part(_work(product, one_hot), "between products") == pytest.approx(by_hand * (6 + 1) / 18)
+
+
+def test_what_experts_make_is_made_again_whatever_is_kept():
+    product = Product("ffn.up", 8192, 4096, copies=8, used=2, kept=False)
+    assert _part(_work(product), "products ffn.up", rows=64) == pytest.approx(
+        4 / 3 * _part(_work(replace(product, kept=True)), "products ffn.up", rows=64)
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,6 +213,24 @@ def test_a_better_chip_is_never_slower(field):
 
 def _run(*overrides: str):
     return load_run("tiny", ["data.tokenizer.vocab_size=300", *overrides]).config
+
+
+def test_a_mixture_lists_its_experts_once_and_what_a_token_uses_of_them():
+    """Llama 4 Maverick: 24 of 48 layers have 128 experts of 8,192, of which a token goes to one, and a shared one."""
+    config = load_run("default", ["model.preset=llama4-maverick"]).config
+    work, model = workload(config), Model(config.model.spec())
+    products = {product.name: product for product in work.products}
+    assert (work.parameters, work.matmul_parameters) == (model.parameter_count, model.matmul_parameters)
+    assert work.flops_per_token(4096) == pytest.approx(model_flops(model, seq_len=4096))
+    up = products["ffn.experts.up"]
+    assert (up.inputs, up.outputs, up.count, up.copies, up.used, up.split) == (5120, 8192, 24, 128, 1, "outputs")
+    assert products["ffn.shared.up"] == replace(up, name="ffn.shared.up", copies=1, used=1, kept=True)
+    assert not products["ffn.experts.down"].needed
+    dropping = workload(
+        load_run("default", ["model.preset=llama4-maverick", "train.experts.path=capacity", "train.experts.capacity_factor=2"]).config
+    )
+    assert {product.used for product in dropping.products if product.copies > 1} == {2.0}
+    assert dropping.matmul_parameters == work.matmul_parameters
 
 
 @pytest.mark.parametrize("preset", ["tiny-llama", "gemma2-2b", "gpt3-52k", "llama4-maverick"])

@@ -211,7 +211,7 @@ class _Step:
 
     def passes(self, product: Product) -> int:
         """Forward, the gradients of both factors, and once more where the result is needed and was not saved."""
-        return 3 + (product.needed and self.layout.again(product.name))
+        return 3 + (product.needed and (self.layout.again(product.name) or not product.kept))
 
     def product(self, product: Product) -> float:
         """Seconds of one pass over all layers."""
@@ -235,8 +235,14 @@ class _Step:
         """Seconds of norms, rotations, activations and sums: memory traffic alone. Backward it is twice that of forward."""
         results = sum(product.count * product.used * product.outputs / self._splits(product) for product in self.work.products)
         passes = 3 + (self.layout.saved is not None)
-        values = 2 * (results + self.work.norms * self.work.d_model)
+        values = 2 * (results + (self.work.norms + self.sorted_rows()) * self.work.d_model)
         return passes * _ACTIVATION_BYTES * values * self.tokens / self.memory
+
+    def sorted_rows(self) -> float:
+        """Rows of the stream that are written in the order of experts, and back in that of tokens, for each token."""
+        if any(product.copies == 0 for product in self.work.products):
+            return 0.0  # one-hot products do that, and their results count already
+        return 2 * sum(product.count * product.used for product in self.work.products if product.copies > 1 and product.split == "inputs")
 
     def loss(self) -> float:
         """Seconds of the head's three products and of the logits' traffic."""
@@ -301,8 +307,8 @@ class _Step:
         return product.count * product.used * (self.passes(product) - 1)
 
     def _sends(self, product: Product) -> float:
-        """Times that the stream goes to experts and comes back: forward, backward, and there once more where made again."""
-        return product.count * product.used * (4 + (self.layout.saved is not None))
+        """Times that rows of the stream go to experts or come back: both forward; backward there once more, with their gradients, and back."""
+        return product.count * product.used * 5
 
 
 def _cost(kind: str, axis: str, size: float, seconds: float) -> CollectiveCost:

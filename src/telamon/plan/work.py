@@ -36,11 +36,13 @@ class Product:
     copies: int = 1
     """Experts that a layer holds; 0 where the other factor is no weight, as when tokens are sent to experts by one-hot products."""
     used: float = 1.0
-    """Experts that a token goes through, with what a capacity above it adds."""
+    """Experts that a token goes through; computed with a capacity, times its factor."""
     split: Literal["inputs", "outputs"] | None = None
     """Which of its sizes the mesh's `tensor` axis splits."""
     needed: bool = True
     """Its result is read by the backward pass of its block; the last product before the stream is only added to it."""
+    kept: bool = True
+    """Its result may be kept for the backward pass; those of experts that drop nothing are made again instead, whatever else is kept."""
 
     @property
     def parameters(self) -> int:
@@ -113,7 +115,21 @@ class Workload:
 def workload(config: RunConfig) -> Workload:
     """What the model of a run does, from what its weights declare; the second call for the same model costs nothing."""
     frozen: Any = config.model  # so it has a hash, which pydantic does not tell type checkers
-    return _workload(frozen)
+    work, how = _workload(frozen), config.train.experts
+    return with_capacity(work, how.capacity_factor) if how.path == "capacity" else work
+
+
+def with_capacity(work: Workload, factor: float) -> Workload:
+    """Where each expert computes as many places as an even load would take, times a factor, filled or not.
+
+    What experts give is then an array like others: read by the backward pass, for the gradients of weights in the tokens' sums, and kept where
+    it is to be.
+    """
+
+    def changed(product: Product) -> Product:
+        return replace(product, used=factor * product.used, needed=True, kept=True) if product.copies > 1 else product
+
+    return replace(work, products=tuple(map(changed, work.products)))
 
 
 @functools.lru_cache(maxsize=32)
@@ -156,14 +172,18 @@ def _products(model: Model) -> Iterator[Product]:
                 continue
             inputs, outputs = (math.prod(info.shape[dim] for dim in dims) for dims in info.matrix)
             split = [{info.axes[dim] for dim in dims} & _SPLIT for dims in info.matrix]
+            copies = info.size // (inputs * outputs * block.repeats)
             last = name.startswith("ffn.") and info.axes[-1] == "embed"
             yield Product(
                 name,
                 inputs=inputs,
                 outputs=outputs,
                 count=block.repeats,
+                copies=copies,
+                used=copies * info.used,
                 split="inputs" if split[0] else "outputs" if split[1] else None,
                 needed=not last or block.spec.norms != "pre",
+                kept=copies == 1,
             )
 
 
