@@ -41,6 +41,8 @@ def load(folder: Path) -> Any:
     wrong = {kind: sorted(map(str, what)) for kind, what in found.items() if what}
     if wrong:
         sys.exit(f"{folder}: {json.dumps(wrong)}")
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # others take only widths that are multiples of four
     return model.eval()
 
 
