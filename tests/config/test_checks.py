@@ -21,7 +21,9 @@ def toy(*overrides):
         (["train.seq_len=9", "mesh.context=2"], ["seq_len=9", "context=2"]),
         # What divides but has no machinery is refused by name.
         (["model.n_layers=32", "mesh.stage=4"], ["mesh.stage=4", "not available", "mesh.stage=1"]),
-        (["mesh.expert=2"], ["mesh.expert=2", "not available"]),
+        (["mesh.expert=2"], ["mesh.expert=2", "has none", "mesh.expert=1"]),
+        (["model.family=mixtral", "model.n_experts=6", "mesh.expert=4"], ["n_experts=6", "mesh.expert=4", "1, 2, 3, 6"]),
+        (["model.family=mixtral", "mesh.expert=4", "train.batch_size=6"], ["batch_size=6", "4 devices", "mesh.expert", "multiple of 4"]),
         (["mesh.context=2"], ["mesh.context=2", "not available"]),
         (["mesh.cross_slice.context=2"], ["mesh.context=2", "not available"]),
         # Rows.

@@ -23,7 +23,7 @@ def mixed() -> Any:
 
 def test_logical_names_become_mesh_axes():
     assert spec(("layers", "embed", "heads", "head_dim"), WEIGHT_RULES) == PartitionSpec("stage", "fsdp", "tensor", None)
-    assert spec(("batch", "seq", "embed"), ACTIVATION_RULES) == PartitionSpec(("data", "fsdp"), "context", None)
+    assert spec(("batch", "seq", "embed"), ACTIVATION_RULES) == PartitionSpec(("data", "fsdp", "expert"), "context", None)
     assert spec(("embed", None), WEIGHT_RULES) == PartitionSpec("fsdp", None)
     with pytest.raises(KeyError, match="heds"):
         spec(("heds",), WEIGHT_RULES)
@@ -40,8 +40,9 @@ def test_a_dimension_that_does_not_divide_stays_whole(mixed: Any):
     assert weight_sharding(mixed, ("vocab", "embed"), (11, 7)).spec == PartitionSpec(None, None)
 
 
-def test_rows_are_split_over_data_and_fsdp(mixed: Any):
+def test_rows_are_split_over_data_fsdp_and_expert(mixed: Any):
     assert batch_sharding(mixed).shard_shape((8, 16)) == (2, 16)
+    assert batch_sharding(build_mesh(MeshConfig(expert=4, fsdp=1, data=2))).shard_shape((8, 16)) == (1, 16)
 
 
 def test_activations_are_pinned_inside_a_mesh_and_free_outside(mixed: Any):
@@ -82,6 +83,6 @@ def test_the_share_left_whole_is_counted_in_values(mixed: Any):
 
 def test_rules_print_as_a_table():
     lines = table(ACTIVATION_RULES).splitlines()
-    assert "batch      data x fsdp" in lines
+    assert "batch      data x fsdp x expert" in lines
     assert "head_dim   whole" in lines
     assert len(lines) == len(rules.ACTIVATION_RULES)

@@ -43,7 +43,7 @@ def test_a_model_that_fits_only_in_parts_is_sharded():
 def test_a_batch_of_fewer_rows_than_devices_needs_the_tensor_axis():
     found = search(_run("train.batch_size=2").config, parse_topology("v5e:2x2"))
     assert {_sizes(candidate).get("tensor", 1) for candidate in found.candidates} == {2, 4}
-    assert found.dropped["the batch does not divide over data x fsdp"] > 0
+    assert found.dropped["the batch does not divide over data x fsdp x expert"] > 0
 
 
 def test_where_nothing_fits_the_message_names_the_shortfall_and_what_would_help():

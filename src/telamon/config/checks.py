@@ -6,6 +6,7 @@ devices (a mesh axis of -1) waits for :func:`check_devices`.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from telamon.errors import ConfigError
@@ -13,7 +14,12 @@ from telamon.errors import ConfigError
 if TYPE_CHECKING:
     from telamon.config.schema import AxisSizes, RunConfig
 
-NOT_YET = {"stage": "pipeline parallelism", "expert": "expert parallelism", "context": "context parallelism"}
+BATCH_AXES = ("data", "fsdp", "expert")
+"""Axes that split the rows of a batch."""
+
+_SHARED = " x ".join(f"mesh.{axis}" for axis in BATCH_AXES)
+
+NOT_YET = {"stage": "pipeline parallelism", "context": "context parallelism"}
 """Axes of the design whose machinery is not there yet. They can be written down and are checked, but not run."""
 
 
@@ -42,14 +48,20 @@ def check_devices(config: RunConfig, device_count: int) -> AxisSizes:
 
 def _check_sizes(config: RunConfig, mesh: dict[str, int]) -> None:
     """`mesh` gives each axis's size over all slices, -1 where it isn't known yet."""
-    for axis, fields in config.model.divided().items():
+    divided = config.model.divided()
+    if mesh["expert"] > 1 and "expert" not in divided:
+        raise ConfigError(
+            f"mesh.expert={mesh['expert']} splits the experts of a mixture, and model.family={config.model.family} has none; "
+            f"set mesh.expert=1, and mesh.fsdp={mesh['expert']} times what it is"
+        )
+    for axis, fields in divided.items():
         for field, size in fields.items():
             _divides(f"model.{field}", size, axis, mesh[axis])
     _divides("train.seq_len", config.train.seq_len, "context", mesh["context"])
     for axis, machinery in NOT_YET.items():
         if mesh[axis] > 1:
             raise ConfigError(f"mesh.{axis}={mesh[axis]} is not available in this version ({machinery}); set mesh.{axis}=1")
-    _check_rows(config, max(mesh["data"], 1) * max(mesh["fsdp"], 1))
+    _check_rows(config, prod(max(mesh[axis], 1) for axis in BATCH_AXES))
 
 
 def _divides(field: str, size: int, axis: str, parts: int) -> None:
@@ -66,10 +78,8 @@ def _check_rows(config: RunConfig, parts: int) -> None:
         if rows % parts:
             raise ConfigError(
                 f"train.batch_size={size} with train.accumulate={train.accumulate} gives {rows} rows a microbatch, which {parts} devices "
-                f"(mesh.data x mesh.fsdp) cannot share evenly; make batch_size a multiple of {parts * train.accumulate}"
+                f"({_SHARED}) cannot share evenly; make batch_size a multiple of {parts * train.accumulate}"
             )
     rows = config.eval.batch_size
     if rows is not None and rows % parts:
-        raise ConfigError(
-            f"eval.batch_size={rows} cannot be shared evenly by {parts} devices (mesh.data x mesh.fsdp); use a multiple of {parts}"
-        )
+        raise ConfigError(f"eval.batch_size={rows} cannot be shared evenly by {parts} devices ({_SHARED}); use a multiple of {parts}")

@@ -84,7 +84,7 @@ class AxisSizes(Section):
     data: int = Field(default=1, description="Replicas that split the batch and hold whole weights, in devices.")
     fsdp: int = Field(default=1, description="Devices that split the batch and the weights.")
     stage: int = Field(default=1, description="Pipeline stages, in devices.")
-    expert: int = Field(default=1, description="Devices that split the experts of a mixture.")
+    expert: int = Field(default=1, description="Devices that split the batch, and the experts of a mixture.")
     context: int = Field(default=1, description="Devices that split the sequence.")
     tensor: int = Field(default=1, description="Devices that split heads and hidden features.")
 

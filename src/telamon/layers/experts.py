@@ -6,8 +6,6 @@
 - dense: every expert computes every token, for tests.
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -18,17 +16,7 @@ from telamon.layers.dispatch import By, by_expert, collect, dispatch
 from telamon.layers.mlp import gated
 from telamon.layers.param import matrix, vector
 from telamon.layers.router import Routing
-
-
-class ExpertWeights(NamedTuple):
-    """The three maps of all experts, and their biases or None."""
-
-    gate: jax.Array
-    up: jax.Array
-    down: jax.Array
-    gate_bias: jax.Array | None = None
-    up_bias: jax.Array | None = None
-    down_bias: jax.Array | None = None
+from telamon.layers.sharded_experts import AXES, ExpertWeights, Kind, on_devices, shared
 
 
 class Experts(nnx.Module):
@@ -62,13 +50,13 @@ class Experts(nnx.Module):
         self.count, self.chosen, self.weigh_input = count, chosen, weigh_input
         self.activation, self.limit, self.has_bias = activation, limit, bias
         used = chosen / count
-        self.gate = matrix(rngs, (count, d_model, d_ff), axes=("experts", "embed", "mlp"), inputs=1, copies=True, used=used)
-        self.up = matrix(rngs, (count, d_model, d_ff), axes=("experts", "embed", "mlp"), inputs=1, copies=True, used=used)
-        self.down = matrix(rngs, (count, d_ff, d_model), axes=("experts", "mlp", "embed"), inputs=1, copies=True, used=used, scale=scale)
+        self.gate = matrix(rngs, (count, d_model, d_ff), axes=AXES["gate"], inputs=1, copies=True, used=used)
+        self.up = matrix(rngs, (count, d_model, d_ff), axes=AXES["up"], inputs=1, copies=True, used=used)
+        self.down = matrix(rngs, (count, d_ff, d_model), axes=AXES["down"], inputs=1, copies=True, used=used, scale=scale)
         if bias:
-            self.gate_bias = vector((count, d_ff), axes=("experts", "mlp"), fill=0.0, used=used)
-            self.up_bias = vector((count, d_ff), axes=("experts", "mlp"), fill=0.0, used=used)
-            self.down_bias = vector((count, d_model), axes=("experts", "norm"), fill=0.0, used=used)
+            self.gate_bias = vector((count, d_ff), axes=AXES["gate_bias"], fill=0.0, used=used)
+            self.up_bias = vector((count, d_ff), axes=AXES["up_bias"], fill=0.0, used=used)
+            self.down_bias = vector((count, d_model), axes=AXES["down_bias"], fill=0.0, used=used)
 
     @property
     def weights(self) -> ExpertWeights:
@@ -79,6 +67,9 @@ class Experts(nnx.Module):
     def without_dropping(self, x_BTD: jax.Array, routing: Routing, *, path: str) -> jax.Array:
         """Rows sorted by expert and multiplied by `path` of the grouped matmul: [B, T, D] -> [B, T, D]."""
         weights, X = self.weights, self.chosen
+        if shared(x_BTD.shape):
+            kind = Kind(self.activation, self.limit, self.weigh_input, path)
+            return on_devices(kind, x_BTD, routing.experts, routing.weights, weights)
         x_MD, weight_MX = x_BTD.reshape(-1, x_BTD.shape[-1]), routing.weights.reshape(-1, X)
         by = by_expert(routing.experts.reshape(-1, X), self.count)
         rows_RD = dispatch(x_MD, by)

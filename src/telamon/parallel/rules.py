@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from telamon.config.checks import BATCH_AXES
 from telamon.errors import ConfigError
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -31,7 +32,7 @@ WEIGHT_RULES: Rules = {
 }
 
 ACTIVATION_RULES: Rules = {
-    "batch": ("data", "fsdp"),
+    "batch": BATCH_AXES,
     "seq": ("context",),
     "embed": (),
     "heads": ("tensor",),
@@ -64,7 +65,7 @@ def weight_sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Where a batch [B, T] lives: rows over data and fsdp, positions over context."""
+    """Where a batch [B, T] lives: rows over data, fsdp and expert, positions over context."""
     return NamedSharding(mesh, spec(("batch", "seq"), ACTIVATION_RULES))
 
 

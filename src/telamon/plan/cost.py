@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from telamon.config.checks import check_devices
+from telamon.config.checks import BATCH_AXES, check_devices
 from telamon.config.hardware import Chip
 from telamon.config.schema import AXES, RunConfig
 from telamon.plan.links import Group, groups
@@ -138,7 +138,7 @@ def layout_of(config: RunConfig, topology: Topology) -> Layout:
         offload_moments=config.optimizer.offload,
         muon=config.optimizer.kind == "muon",
     )
-    rows = train.batch_size // train.accumulate // layout.total(*_BATCH_AXES)
+    rows = train.batch_size // train.accumulate // layout.total(*BATCH_AXES)
     return Layout(**{**vars(layout), "rows": rows})
 
 
@@ -151,14 +151,11 @@ def predict_work(work: Workload, layout: Layout, topology: Topology, *, seq_len:
     parts["host"] = step.host(room)
     collectives = tuple(_exposed(step.collectives(joined), room, topology.chip.hidden_share))
     seconds = sum(parts.values()) + sum(collective.exposed for collective in collectives)
-    tokens = layout.rows * layout.accumulate * layout.total(*_BATCH_AXES) * seq_len
+    tokens = layout.rows * layout.accumulate * layout.total(*BATCH_AXES) * seq_len
     rate = tokens / seconds / topology.device_count
     mfu = rate * work.flops_per_token(seq_len) / topology.chip.flops
     return Prediction(seconds, rate, mfu, parts, collectives)
 
-
-_BATCH_AXES = ("data", "fsdp", "expert")
-"""Axes that split the rows of a batch."""
 
 _HIDES = {("all-gather", "fsdp"), ("reduce-scatter", "fsdp"), ("all-reduce", "data"), ("all-reduce", "expert")}
 

@@ -4,9 +4,10 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, get_args
 
-from telamon.config.checks import NOT_YET, check_devices
+from telamon.config.checks import BATCH_AXES, NOT_YET, check_devices
 from telamon.config.schema import AXES, AxisSizes, RunConfig, TrainConfig
 from telamon.errors import ConfigError
 from telamon.models.weights import Model, sharded_shapes
@@ -17,9 +18,10 @@ from telamon.plan.topology import Topology
 _WITHIN = tuple(axis for axis in AXES if axis not in NOT_YET)
 _ACROSS = ("data", "fsdp")
 """Axes that are repeated across slices, or nodes: what these send hides behind products, or is sent once a step."""
+_ROWS = " x ".join(BATCH_AXES)
 _REASONS = {
-    "train.batch_size": "the batch does not divide over data x fsdp",
-    "eval.batch_size": "evaluation's batch does not divide over data x fsdp",
+    "train.batch_size": f"the batch does not divide over {_ROWS}",
+    "eval.batch_size": f"evaluation's batch does not divide over {_ROWS}",
 }
 _MOST_ROWS = 64
 """Rows a device of a microbatch at most, where the batch is free."""
@@ -55,13 +57,14 @@ class Layouts:
                 yield laid.model_copy(update={"train": train.model_copy(update={"remat": remat}), "optimizer": optimizer})
 
     def _meshes(self) -> Iterator[tuple[AxisSizes, AxisSizes]]:
-        for within in _splits(self.topology.devices_per_slice, _WITHIN):
+        idle = {"expert"} - self.config.model.divided().keys()
+        for within in _splits(self.topology.devices_per_slice, tuple(axis for axis in _WITHIN if axis not in idle)):
             for across in _splits(self.topology.slices, _ACROSS):
                 yield AxisSizes(**within), AxisSizes(**across)
 
     def _batches(self, totals: dict[str, int]) -> Iterator[dict[str, int]]:
         """Batch size and microbatches."""
-        parts, how = totals["data"] * totals["fsdp"], self.config.train
+        parts, how = prod(totals[axis] for axis in BATCH_AXES), self.config.train
         if self.free_batch:
             yield from ({"batch_size": rows * parts, "accumulate": 1} for rows in _powers(_MOST_ROWS))
             return
@@ -86,7 +89,7 @@ class Layouts:
 def chosen(config: RunConfig) -> dict[str, dict[str, Any]]:
     """The values of a config that a layout consists of, as its sections. Axes and offloading are left out where they do nothing."""
     mesh, how = config.mesh, config.train
-    sizes: dict[str, Any] = {axis: getattr(mesh, axis) for axis in _WITHIN}
+    sizes: dict[str, Any] = {axis: getattr(mesh, axis) for axis in _WITHIN if axis != "expert" or mesh.expert > 1}
     across = {axis: size for axis, size in mesh.cross_slice.sizes().items() if size > 1}
     sections = {
         "mesh": sizes | ({"cross_slice": across} if across else {}),

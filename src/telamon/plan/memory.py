@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh
 
-from telamon.config.checks import check_devices
+from telamon.config.checks import BATCH_AXES, check_devices
 from telamon.config.schema import AXES, ModelConfig, OptimizerConfig, RunConfig
 from telamon.models.spec import ModelSpec, StackSpec
 from telamon.models.weights import Model, WeightInfo, flatten
@@ -248,7 +248,7 @@ class _Layout:
         totals = {axis: within[axis] * across[axis] for axis in AXES}
         how = config.train
         batch = max(how.batch_size, *(stage.batch_size for stage in how.batch_ramp)) if how.batch_ramp else how.batch_size
-        share = (batch // how.accumulate if rows is None else rows) / (totals["data"] * totals["fsdp"])
+        share = (batch // how.accumulate if rows is None else rows) / prod([totals[axis] for axis in BATCH_AXES])
         itemsize = 2 if how.compute_dtype == "bfloat16" else 4
         model: Any = config.model
         sizes = tuple(totals.values())

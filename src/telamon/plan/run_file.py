@@ -13,7 +13,7 @@ from telamon.plan.topology import Topology
 from telamon.watch.files import check_place, write_text
 
 _ADVICE = "choose another place, or free some space"
-_LAYOUT = {"mesh": ("data", "fsdp", "tensor", "cross_slice"), "train": ("accumulate", "remat"), "optimizer": ("offload",)}
+_LAYOUT = {"mesh": ("data", "fsdp", "expert", "tensor", "cross_slice"), "train": ("accumulate", "remat"), "optimizer": ("offload",)}
 
 
 def write_run_yaml(loaded: Loaded, candidate: Candidate, topology: Topology, path: str | Path) -> None:

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from telamon.kernels.experts.pick import PATHS, PLATFORMS, choose
+from telamon.kernels.experts.pick import PATHS, PLATFORMS, Path, choose
 from telamon.kernels.experts.rule import SAVED, Request, on_one_device
 from telamon.parallel.target import target
 
-__all__ = ["PLATFORMS", "SAVED", "Request", "choose", "grouped_matmul"]
+__all__ = ["PLATFORMS", "SAVED", "Path", "Request", "choose", "grouped_matmul", "path_for"]
 
 
 def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, path: str = "auto") -> jax.Array:
@@ -37,6 +37,15 @@ def grouped_matmul(x: jax.Array, w: jax.Array, sizes: jax.Array, *, path: str = 
     assert w.shape[1] == K and sizes.shape == (E,), (x.shape, w.shape, sizes.shape)
     picked = choose(Request(target(), M, K, N, E, str(x.dtype), on_one_device()), path)
     return _grouped(picked.path, x, w, sizes.astype(jnp.int32))
+
+
+def path_for(M: int, K: int, N: int, E: int, *, dtype: str, path: str = "auto") -> Path:
+    """The products themselves, for who makes gradients of its own: those for x [M, K] in `dtype`, w [E, K, N] and [E, N, K] in either type.
+
+    Raises:
+        ConfigError: see `grouped_matmul`.
+    """
+    return PATHS[choose(Request(target(), M, K, N, E, dtype, on_one_device()), path).path]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
