@@ -95,7 +95,7 @@ def preset(name: str) -> Any:
         ("kimi-k2-1t", 1.3465735902799727**2, 19, 20),
         ("kimi-k2-0905", 2.004739701682487, 19, 20),
         ("kimi-k2-thinking", 2.004739701682487, 19, 20),
-        ("kimi-k2.5-text", 2.004739701682487, 19, 20),
+        ("kimi-k2.5-text", 2.004739701682487, 8, 20),
     ],
 )
 def test_rotary_constants_of_the_presets(name: str, sharpened: float, low: int, high: int):

@@ -475,18 +475,26 @@ PUBLISHED |= {
     | {"n_routed_experts": 256, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1}
     | _yarn(40, 1.0),
     "kimi-k2-1t": KIMI | {"max_position_embeddings": 131072} | _yarn(32.0, 1.0, 1.0),
+    "kimi-k2-thinking": KIMI | {"max_position_embeddings": 262144, "rms_norm_eps": 1e-05} | _yarn(64.0, 1.0, 1.0),
     "kimi-k2-0905": KIMI | {"max_position_embeddings": 262144} | _yarn(64.0, 1.0, 1.0),
     "kimi-k2.5-text": {
         "architectures": ["KimiK25ForConditionalGeneration"],
         "model_type": "kimi_k25",
         "auto_map": {"AutoConfig": "configuration_kimi_k25.KimiK25Config"},
+        "bos_token_id": 163584,
         "dtype": "bfloat16",
+        "eos_token_id": 163585,
         "ignore_index": -100,
         "media_placeholder_token_id": 163605,
         "pad_token_id": 163839,
-        "text_config": KIMI | {"max_position_embeddings": 262144, "rms_norm_eps": 1e-05} | _yarn(64.0, 1.0, 1.0),
+        "text_config": KIMI
+        | {"max_position_embeddings": 262144, "rms_norm_eps": 1e-05, "add_cross_attention": False, "id2label": {"0": "LABEL_0"}}
+        | {"is_decoder": False, "is_encoder_decoder": False, "pruned_heads": {}, "return_dict": True, "use_bfloat16": False}
+        | _yarn(64.0, 1.0),
         "tie_word_embeddings": False,
-        "vision_config": {"vt_hidden_size": 1152},
+        "use_unified_vision_chunk": True,
+        "video_placeholder": "<|kimi_k25_video_placeholder|>",
+        "vision_config": {"mm_projector_type": "patchmerger", "model_type": "", "vt_hidden_size": 1152},
     },
 }
 

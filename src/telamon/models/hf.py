@@ -36,6 +36,8 @@ def config_from_hf(raw: Mapping[str, Any], *, source: str = "config.json") -> Hf
     if isinstance(text := raw.get("text_config"), Mapping):
         raw = _text_model(raw, text, cls, source)
     hf = HfAttributes(raw, source=source, defaults=cls.hf_defaults)
+    hf.must_be("is_encoder_decoder", False, because="there is no encoder")
+    hf.must_be("add_cross_attention", False, because="there is no encoder")
     try:
         config = cls.from_hf(hf)
     except ValidationError as error:

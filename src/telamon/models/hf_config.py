@@ -49,6 +49,7 @@ HARMLESS = {
     "use_bfloat16": "of use to TensorFlow alone",
     "tf_legacy_loss": "of use to TensorFlow alone",
     "tie_encoder_decoder": "there is no encoder",
+    "is_decoder": "of use to models that can be encoders as well",
     "decoder_start_token_id": "there is no encoder",
     "cross_attention_hidden_size": "there is no encoder",
     "sep_token_id": "carried along in the tokenizer's files",
