@@ -83,7 +83,9 @@ def test_decoding_through_the_cache(name: str):
     assert steps.argmax(axis=-1).tolist() == e["decode_ids"].tolist()
 
 
-@pytest.mark.parametrize("name", [_together(name) for name in ("llama-yarn", "gemma3", "olmo3-yarn-trained", "gpt2", "llama4-maverick")])
+@pytest.mark.parametrize(
+    "name", [_together(name) for name in ("llama-yarn", "gemma3", "olmo3-yarn-trained", "gpt2", "llama4-maverick", "deepseek-v3")]
+)
 def test_the_stream_layer_by_layer(name: str):
     """At far positions; a rotary fault would be seen at its first layer. This is what a failure of the tests above reports."""
     theirs = checkpoints.case_streams(name)
