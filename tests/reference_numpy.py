@@ -133,15 +133,55 @@ def decoder_logits(
 ) -> np.ndarray:
     """Logits [T, V] of one row; `flat` holds weights by dotted path, those of stacks with a leading layer axis."""
     flat = {path: np.asarray(value, np.float64) for path, value in flat.items()}
+    return decoder_hidden(flat, tokens, positions=positions, segments=segments, layers=layers, eps=eps) @ head(flat)
+
+
+def decoder_hidden(
+    flat: Mapping[str, np.ndarray], tokens: np.ndarray, *, positions: np.ndarray, segments: np.ndarray, layers: Sequence[Layer], eps: float
+) -> np.ndarray:
+    """Normed hidden states [T, D] of one row."""
     stream = flat["embedding"][tokens]
     for prefix, index, theta in layers:
         weights = {path: value[index] for path, value in _under(flat, prefix).items()}
-        normed = rms_norm(stream, weights["mixer_norm.scale"], eps)
-        stream = stream + mixer(normed, _under(weights, "mixer."), positions=positions, segments=segments, theta=theta, eps=eps)
-        normed = rms_norm(stream, weights["ffn_norm.scale"], eps)
-        stream = stream + gated_mlp(normed, _under(weights, "ffn."))
-    head = flat["head"] if "head" in flat else flat["embedding"].T
-    return rms_norm(stream, flat["norm.scale"], eps) @ head
+        stream = block(stream, weights, positions=positions, segments=segments, theta=theta, eps=eps)
+    return rms_norm(stream, flat["norm.scale"], eps)
+
+
+def block(
+    stream: np.ndarray, weights: Mapping[str, np.ndarray], *, positions: np.ndarray, segments: np.ndarray, theta: float, eps: float
+) -> np.ndarray:
+    """A layer with norms before its parts [T, D] -> [T, D]."""
+    normed = rms_norm(stream, weights["mixer_norm.scale"], eps)
+    stream = stream + mixer(normed, _under(weights, "mixer."), positions=positions, segments=segments, theta=theta, eps=eps)
+    normed = rms_norm(stream, weights["ffn_norm.scale"], eps)
+    return stream + gated_mlp(normed, _under(weights, "ffn."))
+
+
+def head(flat: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The output head [D, V], or the table turned over."""
+    return flat["head"] if "head" in flat else flat["embedding"].T
+
+
+def further_logits(
+    flat: Mapping[str, np.ndarray], tokens: np.ndarray, *, layers: Sequence[Layer], depths: int, eps: float
+) -> list[np.ndarray]:
+    """Of one whole document of n tokens, its own logits [n, V], and those [n - k, V] of each depth k < n of multi-token prediction."""
+    flat = {path: np.asarray(value, np.float64) for path, value in flat.items()}
+    n = len(tokens)
+    hidden = decoder_hidden(flat, tokens, positions=np.arange(n), segments=np.ones(n), layers=layers, eps=eps)
+    logits = [hidden @ head(flat)]
+    for depth in range(1, min(depths, n - 1) + 1):
+        weights, places = _under(flat, f"mtp.{depth - 1}."), n - depth
+        rows = []
+        for i in range(places):
+            embedded = rms_norm(flat["embedding"][tokens[i + depth]], weights["enorm.scale"], eps)
+            rows.append(np.concatenate([embedded, rms_norm(hidden[i], weights["hnorm.scale"], eps)]) @ weights["projection"])
+        stream = np.array(rows)
+        where = {"positions": np.arange(places), "segments": np.ones(places)}
+        stream = block(stream, _under(weights, "block."), **where, theta=layers[-1][2], eps=eps)
+        hidden = rms_norm(stream, weights["norm.scale"], eps)
+        logits.append(hidden @ head(flat))
+    return logits
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

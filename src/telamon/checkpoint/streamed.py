@@ -45,7 +45,7 @@ class StreamedWriter:
         step: the step's number.
         abstract: {dotted path: anything with the whole shape, with the layer axis if it is stacked, and the type on disk}.
         meta: what `CheckpointStore.meta` gives back.
-        expertwise: paths of stacked weights that come expert by expert within a layer.
+        expertwise: paths of weights that come expert by expert, if stacked within a layer.
 
     Raises:
         CheckpointError: the folder cannot be used, a whole checkpoint of that step is in the way, writing fails, or (at
@@ -83,7 +83,7 @@ class StreamedWriter:
 
         Args:
             path: of the weight.
-            index: the layer, for one that is stacked; layer and expert, for one that comes expert by expert; else nothing.
+            index: the layer, for one that is stacked; behind it the expert, for one that comes expert by expert; else nothing.
             array: the part; it may be changed once this returns.
         """
         leaf = self._leaves[path]

@@ -327,6 +327,11 @@ class TrainConfig(Section):
     )
     loss_chunk: Positive = Field(default=1024, description="Tokens whose logits exist at one time in the loss, on each device.")
     z_loss: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of the squared log-normaliser of the logits.")
+    mtp_weight: Annotated[float, Field(ge=0)] = Field(
+        default=0.3,
+        description="Models that predict further tokens (model.mtp_layers): weight of the mean cross-entropy of these predictions, over all "
+        "of them (DeepSeek V3: 0.3, towards the end 0.1); 0: it is measured, and trains nothing.",
+    )
     experts: ExpertsConfig = Field(default_factory=ExpertsConfig, description="How mixtures of experts are trained.")
     xla_flags: dict[str, bool | int | float | str] = Field(
         default={},

@@ -160,7 +160,8 @@ def _tokenizer_of(run: str, config: RunConfig) -> Path | None:
 def _plan(model: HfFamily, record: HfRecord | None, reader: StreamedReader, dtype: str | None, shard_bytes: int) -> _Plan:
     tensors = {tensor.name: tensor for tensor in model.tensors(Model(model.spec()))}
     dtypes = {} if record is None else record.dtypes
-    copies = {} if record is None else record.copies
+    # An import has those that it came with, a model of our own those that other programs look for.
+    copies = model.copies(Model(model.spec())) if record is None else record.copies
     tensors |= {copy: tensors[original] for copy, original in copies.items()}
     infos = {
         name: TensorInfo(tensor.shape, dtype or dtypes.get(tensor.name) or reader.arrays[tensor.parts[0].path].dtype)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from telamon.checkpoint.layouts import is_stacked
 from telamon.checkpoint.streamed import StreamedWriter
 from telamon.config.load import to_yaml
 from telamon.config.registry import import_plugins
@@ -159,7 +160,7 @@ def _say(console: "Console", source: TensorSource, plan: _Plan) -> None:
 def _copy_weights(source: TensorSource, plan: _Plan, checkpoints: Path, transfer: Transfer) -> None:
     shapes = {path: info.shape for path, info in flatten(Model(plan.config.spec()).info).items()}
     abstract = {path: jax.ShapeDtypeStruct(shape, plan.stored[path]) for path, shape in shapes.items()}
-    expertwise = {part.path for tensor in plan.match.tensors.values() for part in tensor.parts if len(part.index) > 1}
+    expertwise = {part.path for tensor in plan.match.tensors.values() for part in tensor.parts if len(part.index) > is_stacked(part.path)}
     meta = {"origin": source.origin}
     with StreamedWriter(checkpoints, step=STEP, abstract=abstract, meta=meta, expertwise=expertwise) as writer:
         for name, tensor in plan.match.tensors.items():

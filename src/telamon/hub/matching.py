@@ -26,7 +26,8 @@ class Match:
     tensors: Mapping[str, HfTensor]
     """Name in the source -> what it holds, in the order of the model's layers."""
     copies: Mapping[str, str]
-    """Tensor that only repeats another one -> that one, both as Hugging Face names them: a tied head that is stored all the same."""
+    """Tensor that only repeats another one -> that one, both as Hugging Face names them: a tied head that is stored all the same,
+    and the tables of layers for multi-token prediction."""
     skipped: tuple[str, ...]
     """Tensors that the model does not need, as its family says."""
 
@@ -38,7 +39,8 @@ def match_tensors(source: TensorSource, config: HfFamily, model: Model) -> Match
         DataError: tensors are missing, left over, of another shape, or of a type that weights cannot have; it names them.
     """
     wanted = {tensor.name: tensor for tensor in config.tensors(model)}
-    tied = _tied_head(config)
+    tied = config.tied(model)
+    repeated = config.copies(model) | tied
     found: dict[str, str] = {}  # canonical name -> name in the source
     faults, skipped = [], []
     for name in source.tensors:
@@ -47,7 +49,7 @@ def match_tensors(source: TensorSource, config: HfFamily, model: Model) -> Match
             skipped.append(name)
         elif canonical in found:
             faults.append(f"{name} and {found[canonical]} are the same tensor")
-        elif canonical not in wanted and canonical not in tied:
+        elif canonical not in wanted and canonical not in repeated:
             faults.append(f"{name} {source.tensors[name].shape} is in the source, and the model has no place for it")
         else:
             found[canonical] = name
@@ -55,9 +57,11 @@ def match_tensors(source: TensorSource, config: HfFamily, model: Model) -> Match
         faults += _faults(name, tensor, found, source.tensors)
     if faults:
         raise _misfit(source, faults)
-    copies = {name: original for name, original in tied.items() if name in found}
+    copies = {name: original for name, original in repeated.items() if name in found}
     for name, original in copies.items():
-        _check_equal(source, found[name], found[original])
+        if differs := _difference(source, found[name], found[original]):
+            reason = (_TIED if name in tied else _SHARED).format(original=original, copy=name, differs=differs)
+            raise DataError(f"{source.origin}: {reason}")
     return Match({found[name]: tensor for name, tensor in wanted.items()}, copies, tuple(skipped))
 
 
@@ -82,24 +86,21 @@ def _misfit(source: TensorSource, faults: list[str]) -> DataError:
     )
 
 
-def _tied_head(config: HfFamily) -> dict[str, str]:
-    """For a model whose head is its embedding table: the name a head of its own would have -> the table's name."""
-    if not config.tie_embeddings:
-        return {}
-    untied = config.model_copy(update={"tie_embeddings": False})
-    names = {tensor.parts[0].path: tensor.name for tensor in untied.tensors(Model(untied.spec()))}
-    return {names["head"]: names["embedding"]}
+_TIED = (
+    "config.json ties the head to {original}, and {copy} differs from it ({differs}); if the head is one of its own, write "
+    '"tie_word_embeddings": false into config.json'
+)
+_SHARED = (
+    "a layer for multi-token prediction shares {original}, and {copy} differs from it ({differs}); tables of its own cannot be kept: to have "
+    'the model without the layer, remove its tensors and write "num_nextn_predict_layers": 0 into config.json'
+)
 
 
-def _check_equal(source: TensorSource, copy: str, original: str) -> None:
-    """A stored head that differs from the table it is said to be would be lost without a word."""
+def _difference(source: TensorSource, copy: str, original: str) -> str | None:
+    """What a stored table is, if not the one it is said to be, for then it would be lost without a word; none: they are equal."""
     ours, other = source.tensors[original], source.tensors[copy]
     same = ours == other
     if same:
         left, right = (source.read(name).view(f"u{ours.itemsize}") for name in (original, copy))
         same = all(np.array_equal(left[row : row + _ROWS], right[row : row + _ROWS]) for row in range(0, len(left), _ROWS))
-    if not same:
-        raise DataError(
-            f"{source.origin}: config.json ties the head to {original}, and {copy} differs from it ({other.shape}, {other.dtype}); "
-            'if the head is one of its own, write "tie_word_embeddings": false into config.json'
-        )
+    return None if same else f"{other.shape}, {other.dtype}"

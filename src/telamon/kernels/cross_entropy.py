@@ -76,6 +76,30 @@ def cross_entropy(
     return CrossEntropy(objective, jax.lax.stop_gradient(nll), jax.lax.stop_gradient(correct))
 
 
+def most_likely(hidden: jax.Array, head: jax.Array, *, chunk: int, softcap: float | None = None, vocab: int | None = None) -> jax.Array:
+    """The token with the largest logit at each place, int32 [B, T], without the batch's logits; arguments as in `cross_entropy`."""
+    fixed = _Terms(chunk, 0.0, softcap, vocab or head.shape[1])
+
+    def best(hidden: jax.Array, head: jax.Array) -> jax.Array:
+        def one(_: None, x_BTD: jax.Array) -> tuple[None, jax.Array]:
+            logits_MV = fixed.logits(x_BTD.reshape(-1, x_BTD.shape[-1]), head)
+            return None, jnp.argmax(logits_MV, axis=-1).astype(jnp.int32).reshape(x_BTD.shape[:2])
+
+        (chunks,) = fixed.chunks(hidden)
+        found = jax.lax.scan(one, None, chunks)[1]
+        return jnp.moveaxis(found, 0, 1).reshape(hidden.shape[:2])
+
+    shared = own_rows(hidden.shape[0])
+    if shared is None:
+        return best(hidden, head.astype(hidden.dtype))
+    owned = shared.weight(HEAD_AXES, head.shape)
+
+    def own(hidden: jax.Array, head: jax.Array) -> jax.Array:
+        return best(hidden, shared.gathered(head.astype(hidden.dtype), owned))
+
+    return shared.call(own, (hidden, head), ins=(shared.rows, owned), outs=shared.rows)
+
+
 class _Terms(NamedTuple):
     """What is fixed when a program is compiled."""
 

@@ -1,7 +1,7 @@
 """The decoder: embed, stacks of blocks, norm, head. One forward serves training, prefill and decoding."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from telamon.kernels.cross_entropy import capped
 from telamon.kernels.embedding import look_up
 from telamon.layers.param import table
 from telamon.layers.parts import Aux, Context, HowExperts, LayerCache, Load
+from telamon.models.mtp import Predictor, follows, later
 from telamon.models.spec import BlockSpec, ModelSpec, StackSpec
 from telamon.parallel.rules import constrain
 
@@ -74,6 +75,17 @@ class Output:
     """Auxiliary terms, summed over layers."""
     loads: dict[str, Load]
     """Of each mixture of experts, under its dotted path, how tokens spread over them; with a leading layer axis in stacks."""
+
+
+@dataclass(frozen=True)
+class Further:
+    """What the model says of tokens beyond the next (see `Decoder.further`)."""
+
+    hidden: tuple[jax.Array, ...]
+    """For each depth k from 1 on, normed hidden states [B, T, D]: place i predicts the token at i + k + 1, if `follows` says it can."""
+    aux: dict[str, tuple[jax.Array, jax.Array]]
+    loads: dict[str, Load]
+    """As of `Output`, and of nothing but these depths."""
 
 
 class Block(nnx.Module):
@@ -151,6 +163,9 @@ class Decoder(nnx.Module):
         self.norm = spec.norm.build(D)
         if not spec.tie_embeddings:
             self.head = table(rngs, (D, V), axes=("embed", "vocab"), stddev=0.02)
+        if spec.mtp:
+            blocks = [Block(block, d_model=D, n_layers=L, rngs=rngs) for block in spec.mtp]
+            self.mtp = nnx.List([Predictor(block, norm=spec.norm, d_model=D, rngs=rngs) for block in blocks])
 
     def __call__(
         self,
@@ -180,8 +195,7 @@ class Decoder(nnx.Module):
             index = cache.length
             key_positions = jax.lax.dynamic_update_slice_in_dim(cache.positions, positions, index, axis=1)
             key_segments = jax.lax.dynamic_update_slice_in_dim(cache.segments, segments, index, axis=1)
-        how = {"attention": self.numerics.attention, "experts": self.numerics.experts, "counted": counted}
-        ctx = Context(tokens, positions, segments, key_positions, key_segments, index, **how)
+        ctx = Context(tokens, positions, segments, key_positions, key_segments, index, counted=counted, **self._how)
         ctx = ctx.prepared(block.mixer for stack in self.spec.stacks for block in stack.pattern)
         stream = self.embed(tokens, positions)
         aux: Aux = {}
@@ -193,9 +207,59 @@ class Decoder(nnx.Module):
             aux = add_aux(aux, {f"stacks.{number}.{name}" if isinstance(term, Load) else name: term for name, term in stack_aux.items()})
         if cache is not None:
             cache = Cache(layers, key_positions, key_segments, cache.length + tokens.shape[1])
-        terms = {name: term for name, term in aux.items() if not isinstance(term, Load)}
-        loads = {path: term for path, term in aux.items() if isinstance(term, Load)}
-        return Output(self.norm(constrain(stream, "batch", "seq", "embed")), cache, terms, loads)
+        return Output(self.norm(constrain(stream, "batch", "seq", "embed")), cache, *_apart(aux))
+
+    def further(
+        self,
+        hidden: jax.Array,
+        tokens: jax.Array,
+        *,
+        positions: jax.Array,
+        segments: jax.Array,
+        counted: tuple[jax.Array | None, ...] | None = None,
+        key: jax.Array | None = None,
+    ) -> Further:
+        """Predict tokens beyond the next, for training: each depth goes on from the hidden states of the one before.
+
+        A place that a depth does not reach, since its document or row ends before, is padding there: nothing sees it, and no router counts it.
+
+        Args:
+            hidden: of `Output` for these tokens [B, T, D].
+            tokens, positions, segments: as that call had them [B, T].
+            counted: for each depth what `__call__` has for all layers; none: all real ones.
+            key: as that call's.
+        """
+        states, aux = [], {}
+        for index, (predictor, block) in enumerate(zip(self.mtp if self.spec.mtp else (), self.spec.mtp, strict=True)):
+            depth = index + 1
+            reached = jnp.where(follows(segments, depth), segments, 0)
+            ctx = Context(later(tokens, depth), positions, reached, positions, reached, **self._how)
+            ctx = replace(
+                ctx.prepared([block.mixer]),
+                counted=None if counted is None else counted[index],
+                key=None if key is None else jax.random.fold_in(key, len(self.spec.blocks) + index),
+            )
+            embedded = self.embed(ctx.tokens, later(positions, depth))
+            hidden, found = self._predict(predictor, hidden, embedded, ctx)
+            states.append(hidden)
+            aux = add_aux(aux, _placed(found, f"mtp.{index}.block.ffn"))
+        return Further(tuple(states), *_apart(aux))
+
+    def _predict(self, predictor: Predictor, hidden: jax.Array, embedded: jax.Array, ctx: Context) -> tuple[jax.Array, Aux]:
+        """A depth, with what the backward pass is to make again."""
+        graph, weights = nnx.split(predictor)
+
+        def run(weights: nnx.State, hidden: jax.Array, embedded: jax.Array) -> tuple[jax.Array, Aux]:
+            return nnx.merge(graph, weights)(hidden, embedded, ctx)
+
+        if self.numerics.remat != "none":
+            run = jax.checkpoint(run, policy=REMAT_POLICIES[self.numerics.remat])
+        return run(weights, hidden, embedded)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        """What a context says of how layers are run."""
+        return {"attention": self.numerics.attention, "experts": self.numerics.experts}
 
     def embed(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         """Ids and positions [B, T] -> the stream before the first block [B, T, D]."""
@@ -228,9 +292,15 @@ class Decoder(nnx.Module):
         return Cache(layers, positions=empty, segments=empty, length=jnp.zeros((), jnp.int32))
 
 
-def add_aux(left: Aux, right: Aux) -> Aux:
+def add_aux[T: tuple[jax.Array, jax.Array] | Load](left: dict[str, T], right: dict[str, T]) -> dict[str, T]:
     """Sums and denominators added name by name."""
     return left | {name: term if name not in left else jax.tree.map(jnp.add, left[name], term) for name, term in right.items()}
+
+
+def _apart(aux: Aux) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, Load]]:
+    """Terms, and loads."""
+    terms = {name: term for name, term in aux.items() if not isinstance(term, Load)}
+    return terms, {path: term for path, term in aux.items() if isinstance(term, Load)}
 
 
 def _placed(aux: Aux, path: str) -> Aux:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from telamon.config.schema import ModelConfig
 from telamon.models.hf_config import HfAttributes
-from telamon.models.hf_weights import HfTensor, Names, hf_tensors
+from telamon.models.hf_weights import HfTensor, Names, further_tables, hf_tensors, tied_head
 from telamon.models.weights import Model
 
 _BUFFERS = r".*rotary_emb\.inv_freq"
@@ -54,3 +54,11 @@ class HfFamily(ModelConfig, abc.ABC):
     def tensors(self, model: Model) -> list[HfTensor]:
         """The tensors of the family's checkpoint, layer by layer, and the weights of `model` that each holds."""
         return hf_tensors(self.hf_names, model)
+
+    def copies(self, model: Model) -> dict[str, str]:
+        """Tensors that the family's files hold though they only repeat others -> those, by name."""
+        return further_tables(self.hf_names, model)
+
+    def tied(self, model: Model) -> dict[str, str]:
+        """The same of a tied head, which some files hold."""
+        return tied_head(self.hf_names, model)

@@ -1,6 +1,7 @@
 """Which Hugging Face tensor holds which weight: one table a family, read in both directions.
 
-A family gives `hf_names`: the dotted path of a weight (within its block for a layer's) to the tensor's name. The rest follows
+A family gives `hf_names`: the dotted path of a weight (within its block for a layer's; `mtp.norm.scale` for what layers for
+multi-token prediction have beside a block, which stand behind the others) to the tensor's name. The rest follows
 from what weights declare of themselves: Hugging Face stores a linear map as a matrix [out, in] with heads flattened, we as
 [in..., out...].
 """
@@ -16,6 +17,7 @@ import numpy as np
 from telamon.models.weights import Model, WeightInfo, flatten
 
 _STACKED = re.compile(r"stacks\.(\d+)\.blocks\.(\d+)\.(.+)")
+_FURTHER = re.compile(r"mtp\.(\d+)\.(block\.)?(.+)")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Part:
     path: str
     """Dotted path in the tree of weights."""
     index: tuple[int, ...]
-    """Layer within a stacked weight, and the expert where each has a tensor of its own; empty for a whole weight."""
+    """Layer within a stacked weight, and behind it the expert where each has a tensor of its own; empty for a whole weight."""
     shape: tuple[int, ...]
     """Of the weight or slice, as the model holds it."""
     inputs: int | None
@@ -157,6 +159,27 @@ def hf_tensors(names: Names, model: Model) -> list[HfTensor]:
     return sorted(tensors, key=lambda tensor: _natural(tensor.name))
 
 
+def tied_head(names: Names, model: Model) -> dict[str, str]:
+    """For a model whose head is its embedding table: the name that a head of its own would have -> the table's."""
+    return {_template(names["head"]): _template(names["embedding"])} if model.spec.tie_embeddings and "head" in names else {}
+
+
+def further_tables(names: Names, model: Model) -> dict[str, str]:
+    """For a family whose files repeat the tables in each layer for multi-token prediction: `mtp.embedding` and `mtp.head` -> the model's."""
+    spec, tied = model.spec, tied_head(names, model)
+    tables = [(f"mtp.{path}", _template(names[path])) for path in ("embedding", "head")]
+    return {
+        _template(names[path]).format(layer=len(spec.blocks) + depth): tied.get(original, original)
+        for depth in range(len(spec.mtp))
+        for path, original in tables
+        if path in names
+    }
+
+
+def _template(name: str | HfName) -> str:
+    return name if isinstance(name, str) else name.template
+
+
 def _by_expert(part: Part) -> Iterator[Part]:
     assert part.experts is not None, f"{part.path} has no experts"
     for expert in range(part.experts):
@@ -165,7 +188,11 @@ def _by_expert(part: Part) -> Iterator[Part]:
 
 def _parts(model: Model, path: str, info: WeightInfo) -> list[tuple[str, int | None, Part]]:
     """A weight as (path within its block, layer, part), for each of its layers."""
-    match = _STACKED.fullmatch(path)
+    match, further = _STACKED.fullmatch(path), _FURTHER.fullmatch(path)
+    inputs = None if info.matrix is None else math.prod(info.shape[dim] for dim in info.matrix[0])
+    if further is not None:
+        layer, local = len(model.spec.blocks) + int(further[1]), further[3] if further[2] else f"mtp.{further[3]}"
+        return [(local, layer, Part(path, (), info.shape, inputs, info.shape[0] if info.axes[0] == "experts" else None))]
     if match is None:
         rows, dim = None, 0
         if info.role == "embedding":
@@ -176,7 +203,6 @@ def _parts(model: Model, path: str, info: WeightInfo) -> list[tuple[str, int | N
     stack, position, local = int(match[1]), int(match[2]), match[3]
     stacks = model.spec.stacks
     first = sum(len(each.pattern) * each.repeats for each in stacks[:stack])
-    inputs = None if info.matrix is None else math.prod(info.shape[dim] for dim in info.matrix[0])
     experts = info.shape[1] if info.axes[1:2] == ("experts",) else None
     return [
         (local, first + repeat * len(stacks[stack].pattern) + position, Part(path, (repeat,), info.shape[1:], inputs, experts))

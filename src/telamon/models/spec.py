@@ -53,6 +53,14 @@ class ModelSpec(Section):
     final_softcap: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="Logits go through softcap * tanh(logit / softcap) (Gemma 2); none: as they are."
     )
+    mtp: tuple[BlockSpec, ...] = Field(
+        default=(), description="For each token beyond the next that training predicts too, the block that does (see `telamon.models.mtp`)."
+    )
+
+    @property
+    def main(self) -> "ModelSpec":
+        """The model that generates: without what only predicts further tokens."""
+        return self.model_copy(update={"mtp": ()})
 
     @property
     def vocab_rows(self) -> int:

@@ -23,6 +23,7 @@ WEIGHT_RULES: Rules = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
+    "joined": ("tensor",),  # two streams side by side, where a map reads both
     "rank": (),  # of a latent, where it is made; every head reads all of it
     "latent": ("fsdp",),  # the same, where it is read
     "mlp": ("tensor",),

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import numpy as np
 
 from telamon.data.loader import Loader
 from telamon.models.weights import Weights
+from telamon.train.further import ACCEPTED, DRAFTED
 from telamon.train.job import Job
 from telamon.train.placement import place
 from telamon.watch import phases
@@ -26,6 +27,8 @@ class Validation:
     """None where tokens stand for no text."""
     tokens: int
     """Tokens it is over."""
+    acceptance: Mapping[int, float] = field(default_factory=dict)
+    """For each depth of multi-token prediction the share of its drafts that speculative decoding would accept (see `train.further`)."""
 
 
 def evaluate(job: Job, weights: Weights, loader: Loader) -> Validation | None:
@@ -37,8 +40,7 @@ def evaluate(job: Job, weights: Weights, loader: Loader) -> Validation | None:
         for number, batch in enumerate(loader.eval_batches(job.eval_rows)):
             if most is not None and number >= most:
                 break
-            counts = step(weights, place(batch, token_bytes=loader.tokenizer.token_bytes, mesh=job.mesh)).counts
-            pending.append({name: counts[name] for name in SUMS})
+            pending.append(step(weights, place(batch, token_bytes=loader.tokenizer.token_bytes, mesh=job.mesh)).counts)
     found = add_up(pending)
     phases.mark("eval end")
     return found
@@ -47,9 +49,22 @@ def evaluate(job: Job, weights: Weights, loader: Loader) -> Validation | None:
 def add_up(batches: Iterable[Mapping[str, jax.Array]]) -> Validation | None:
     """The counts of batches (those of a loss, `SUMS` among them) added, and divided once; None where no token was counted."""
     counts = list(batches)
-    # Sums of float32 sums are taken in float64: a large held-out set must not lose the small batches.
-    nll, tokens, text_bytes = (math.fsum(float(np.asarray(each[name])) for each in counts) for name in SUMS)
-    return Validation(nll / tokens, bits_per_byte(nll, text_bytes), int(tokens)) if tokens else None
+
+    def total(name: str) -> float:
+        # Sums of float32 sums are taken in float64: a large held-out set must not lose the small batches.
+        return math.fsum(float(np.asarray(each[name])) for each in counts)
+
+    nll, tokens, text_bytes = map(total, SUMS)
+    if not tokens:
+        return None
+    depths = [int(name.removeprefix(DRAFTED)) for name in counts[0] if name.startswith(DRAFTED)]
+    acceptance = {depth: total(f"{ACCEPTED}{depth}") / drafted for depth in depths if (drafted := total(f"{DRAFTED}{depth}"))}
+    return Validation(nll / tokens, bits_per_byte(nll, text_bytes), int(tokens), acceptance)
+
+
+def acceptance_metrics(validation: Validation) -> dict[str, float]:
+    """`val_mtp_acceptance` of the first depth, with `_2` and so on behind it of the others."""
+    return {f"val_mtp_acceptance{'' if depth == 1 else f'_{depth}'}": share for depth, share in validation.acceptance.items()}
 
 
 def bits_per_byte(nll: float, text_bytes: float) -> float | None:

@@ -23,7 +23,7 @@ from telamon.errors import ConfigError, DataError, OutOfDataError, Stopped
 from telamon.parallel.host_memory import keep_freed_memory
 from telamon.parallel.peers import lost_peers
 from telamon.parallel.start import keep_programs, start_processes
-from telamon.train.evaluation import evaluate
+from telamon.train.evaluation import acceptance_metrics, evaluate
 from telamon.train.job import Job, Programs, make_job
 from telamon.train.placement import place
 from telamon.train.recorder import History, Recorder
@@ -243,6 +243,7 @@ def _finish(finished: Finished, recorder: Recorder, *, done: int, at_end: Sequen
         mfu=speed.mfu if speed else None,
         extra={
             "val_loss": validation.loss if validation else None,
+            **(acceptance_metrics(validation) if validation else {}),
             "parameters": finished.job.model.parameter_count,
             "data_wait": speed.data_wait if speed else None,
             "step_seconds": speed.step_seconds if speed else None,

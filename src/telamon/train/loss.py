@@ -6,6 +6,7 @@ whole step first, and each term is divided by its own, once. So accumulation, pa
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 from telamon.config.schema import TrainConfig
 from telamon.kernels.cross_entropy_pick import cross_entropy
 from telamon.layers.parts import Load
-from telamon.models.decoder import Decoder
+from telamon.models.decoder import Decoder, add_aux
+from telamon.train.further import Ahead
 
 Batch = Mapping[str, jax.Array]
 """tokens, targets, mask, segments, positions and bytes, each [B, T] (see `telamon.data`)."""
@@ -48,6 +50,8 @@ class Loss:
     """Weight of each term; 1 where none is given."""
     balances: bool = False
     """Add the term `balance`, of the loads of the whole step (see `balance_term`)."""
+    held_out: Callable[[Decoder, Batch, jax.Array], Measured] | None = None
+    """`measure` with what only an evaluation counts; none: there is no such thing."""
 
     def weight(self, term: str) -> float:
         """The weight of a term."""
@@ -55,29 +59,45 @@ class Loss:
 
 
 def language_model_loss(config: TrainConfig) -> Loss:
-    """Next-token cross-entropy over the trained targets, with the run's z-loss, and the model's auxiliary terms."""
+    """Next-token cross-entropy over the trained targets, with the run's z-loss, and the model's auxiliary terms.
+
+    Where the model predicts further tokens, they are the term `mtp`; evaluation also counts what speculative decoding would accept.
+    """
     experts = config.experts
 
-    def measure(decoder: Decoder, batch: Batch, key: jax.Array) -> Measured:
+    def measure(decoder: Decoder, batch: Batch, key: jax.Array, *, held_out: bool = False) -> Measured:
+        key_or_none = key if experts.jitter else None
         counted = batch["mask"] > 0 if experts.count == "trained" else None
         output = decoder(
             batch["tokens"],
             positions=batch["positions"],
             segments=batch["segments"],
             counted=counted,
-            key=key if experts.jitter else None,
+            key=key_or_none,
         )
         mask = batch["mask"].astype(jnp.float32)
         how = {"chunk": config.loss_chunk, "z_loss": config.z_loss, "softcap": decoder.spec.final_softcap, "vocab": decoder.spec.vocab_size}
         sums = cross_entropy(output.hidden, decoder.output_head(), batch["targets"], mask, **how, path=config.loss)
         tokens = jnp.sum(mask)
-        terms = {"cross_entropy": Term(sums.objective, tokens)} | {name: Term(*pair) for name, pair in output.aux.items()}
+        terms = {"cross_entropy": Term(sums.objective, tokens)}
         counts = {"nll": sums.nll, "tokens": tokens, "bytes": jnp.sum(mask * batch["bytes"])}
         counts |= {} if sums.correct is None else {"correct": sums.correct}
-        return Measured(terms, counts, output.loads)
+        aux, loads = output.aux, output.loads
+        if decoder.spec.mtp:
+            ahead = Ahead(decoder, batch, output.hidden, config, key_or_none)
+            terms["mtp"] = Term(*ahead.cross_entropy())
+            aux, loads = add_aux(aux, ahead.further.aux), loads | ahead.further.loads
+            counts |= ahead.acceptance() if held_out else {}
+        return Measured(terms | {name: Term(*pair) for name, pair in aux.items()}, counts, loads)
 
-    weights = {"balance": experts.balance_weight, "router_z": experts.z_weight, "router_entropy": 0.0, "expert_dropped": 0.0}
-    return Loss(measure, weights, balances=experts.balance == "batch")
+    weights = {
+        "mtp": config.mtp_weight,
+        "balance": experts.balance_weight,
+        "router_z": experts.z_weight,
+        "router_entropy": 0.0,
+        "expert_dropped": 0.0,
+    }
+    return Loss(measure, weights, balances=experts.balance == "batch", held_out=partial(measure, held_out=True))
 
 
 def balance_term(loads: Mapping[str, Load], whole: Mapping[str, Load]) -> Term:

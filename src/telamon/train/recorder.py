@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from telamon.errors import NumericsError
-from telamon.train.evaluation import Validation, bits_per_byte
+from telamon.train.evaluation import Validation, acceptance_metrics, bits_per_byte
 from telamon.watch.progress import RunDisplay
 from telamon.watch.throughput import Throughput
 from telamon.watch.trackers import Trackers
@@ -94,7 +94,7 @@ class Recorder:
         self.validation = validation
         if validation is None:
             return
-        metrics = {"val_loss": validation.loss}
+        metrics = {"val_loss": validation.loss} | acceptance_metrics(validation)
         if validation.bits_per_byte is not None:
             metrics["val_bits_per_byte"] = validation.bits_per_byte
             gzip = self.gzip_bits_per_byte
@@ -105,6 +105,9 @@ class Recorder:
             self.display.validation(step, validation.bits_per_byte)
         else:
             self.display.print(f"step {step}/{self.steps}  validation loss {validation.loss:.4f}")
+        if validation.acceptance:
+            shares = ", ".join(f"{share:.1%}" for share in validation.acceptance.values())
+            self.display.print(f"step {step}/{self.steps}  drafts of multi-token prediction accepted {shares}")
 
     @property
     def elapsed(self) -> float:

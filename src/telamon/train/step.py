@@ -134,7 +134,7 @@ def train_step(
 
 def eval_step(weights: Weights, batch: Batch, *, model: Model, loss: Loss) -> Measured:
     """Terms and counts of a batch, undivided: evaluation adds these and divides once, exactly as a step does."""
-    return loss.measure(model.bind(weights), batch, jax.random.key(0))
+    return (loss.held_out or loss.measure)(model.bind(weights), batch, jax.random.key(0))
 
 
 def summarise(measured: Measured, loss: Loss) -> Metrics:

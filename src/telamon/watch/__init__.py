@@ -9,6 +9,9 @@ loss                       nats/token   training loss over the step's trained to
 bits_per_byte              bits/byte    training loss per byte of text
 val_loss                   nats/token   loss over the held-out tokens
 val_bits_per_byte          bits/byte    the same per byte of held-out text
+mtp                        nats/token   loss of predictions beyond the next token (mean over those of all depths)
+val_mtp_acceptance         share        of these, at the first depth and on held-out text, those that are the model's own
+                                        most likely token (what speculative decoding accepts); _2, ... at further depths
 learning_rate              1            peak group's rate at this step
 grad_norm                  1            global norm of the gradient before clipping
 tokens_per_second          tokens/s     trained tokens (mask > 0), over all devices

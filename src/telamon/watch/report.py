@@ -69,6 +69,8 @@ def _tiles(summary: Mapping[str, Any]) -> str:
         tiles.append(("Below gzip after", "not yet" if beat is None else human_seconds(beat), "", "of the process", beat is not None))
     if summary.get("final_loss") is not None:
         tiles.append(("Final loss", f"{summary['final_loss']:.3f}", "nats/token", "", False))
+    if summary.get("val_mtp_acceptance") is not None:
+        tiles.append(("Drafts accepted", f"{100 * summary['val_mtp_acceptance']:.1f}", "%", "of the token after the next", False))
     if summary.get("tokens_per_second") is not None:
         tiles.append(("Speed", f"{summary['tokens_per_second']:,.0f}", "tokens/s", "after the first step", False))
     if summary.get("mfu") is not None:
@@ -96,6 +98,7 @@ def _charts(lines: Sequence[Mapping[str, Any]], gzip: float | None) -> list[str]
 
     reference = None if gzip is None else Reference(f"gzip -9: {gzip:.3f}", gzip)
     bits = [train("bits_per_byte", smooth=True), validation("val_bits_per_byte")]
+    accepted = [validation("val_mtp_acceptance")] if any("val_mtp_acceptance" in line for line in lines) else []
     return [
         line_chart("Bits per byte of text", bits, reference=reference, wide=True),
         line_chart("Loss", [train("loss", smooth=True), validation("val_loss")], unit="nats/token"),
@@ -103,6 +106,7 @@ def _charts(lines: Sequence[Mapping[str, Any]], gzip: float | None) -> list[str]
         line_chart("Norm of the gradient", [train("grad_norm", smooth=True)], unit="before clipping"),
         line_chart("Speed", [train("tokens_per_second")], unit="tokens/s", from_zero=True),
         line_chart("Share of the devices' peak", [train("mfu", scale=100)], unit="%", from_zero=True),
+        *(line_chart("Drafts of multi-token prediction accepted", [series], unit="share", from_zero=True) for series in accepted),
         line_chart("Waiting for data", [train("data_wait", scale=100)], unit="% of the time", from_zero=True),
     ]
 
