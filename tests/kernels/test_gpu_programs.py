@@ -260,6 +260,7 @@ def test_a_lowered_program_calls_the_kernels_of_its_gpu(
 
 @pytest.mark.parametrize("path", ["cudnn", "tokamax"])
 def test_the_compiler_of_gpus_takes_the_kernels_without_one(path: str):
+    """At the sizes of latent attention."""
     if not (find_spec("jax_plugins") and find_spec("jax_plugins.xla_cuda13")):
         pytest.skip("the compiler for GPUs is not installed (extra plan-gpu)")
     from telamon.plan.topology import aot_devices, parse_topology
@@ -267,6 +268,6 @@ def test_the_compiler_of_gpus_takes_the_kernels_without_one(path: str):
     mesh = build_mesh(MeshConfig(), devices=aot_devices(parse_topology("h100:1")))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        compiled = jax.jit(_step(path, Scores(0.1, window=100))).lower(*_shapes(128, sharding=whole)).compile()
+        compiled = jax.jit(_step(path, Scores(0.1, window=100))).lower(*_shapes(128, LATENT, sharding=whole)).compile()
     kernel = {"cudnn": "__cudnn$fmhaScaleBiasSoftmaxBackward", "tokamax": "mosaic_gpu_v2"}[path]
     assert f'custom_call_target="{kernel}"' in (compiled.as_text() or "")
