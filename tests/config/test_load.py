@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telamon.config.load import fingerprint, load_run, to_yaml
+from telamon.config.load import fingerprint, load_run, plain, to_yaml
 from telamon.errors import ConfigError
 
 
@@ -89,6 +89,20 @@ def test_an_optional_section_of_a_preset_is_changed_replaced_by_another_kind_or_
     assert (yarn.kind, yarn.factor, yarn.beta_fast) == ("yarn", 4.0, 32.0)
     assert scaling(f"model.rope_scaling={none}") is None
     assert load_run(overrides=["optimizer=null"]).config.optimizer.learning_rate, "a section that is not optional is only left empty"
+
+
+@pytest.mark.parametrize("none", ["null", "none"])
+def test_an_optional_section_that_a_family_has_by_default_is_changed_replaced_or_left_out_as_well(none, tmp_path):
+    def model(*overrides: str) -> Any:
+        return load_run(overrides=["model.family=gpt_oss", *overrides]).config.model
+
+    assert model("model.rope_scaling.factor=8.0").rope_scaling.original_length == 4096
+    assert plain(model("model.rope_scaling={kind: linear, factor: 2.0}").rope_scaling) == {"kind": "linear", "factor": 2.0}
+    assert model(f"model.rope_scaling={none}").rope_scaling is None
+    assert model(f"model.rope_scaling={none}", "model.rope_scaling={kind: linear, factor: 2.0}").rope_scaling.factor == 2.0
+    written = load_run(overrides=["model.family=llama4", f"model.temperature={none}"]).config
+    (tmp_path / "config.yaml").write_text(to_yaml(written))
+    assert load_run(tmp_path / "config.yaml").config.model == written.model
 
 
 def test_a_misspelt_key_is_refused_with_the_nearest_one():

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -237,9 +238,15 @@ def _validate(section: Any, name: str, value: Any) -> Any:
         return [{**item, "loc": (name, *item["loc"])} for item in error.errors(include_url=False)]
 
 
+class _Removable(dict[str, Any]):
+    """The default of a section that may also be none."""
+
+
 def _defaults(section: type[BaseModel]) -> dict[str, Any]:
-    fields = section.model_fields.items()
-    return plain({name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()})
+    fields = {name: field for name, field in section.model_fields.items() if not field.is_required()}
+    values = plain({name: field.get_default(call_default_factory=True) for name, field in fields.items()})
+    removable = (name for name, field in fields.items() if isinstance(values[name], dict) and NoneType in get_args(field.annotation))
+    return values | {name: _Removable(values[name]) for name in removable}
 
 
 def _merged(defaults: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]:
@@ -252,9 +259,9 @@ def _merged(defaults: dict[str, Any], layers: Sequence[Layer]) -> dict[str, Any]
 def _overlay(base: Any, over: Any, default: Any) -> Any:
     """`over` on top of `base`: mappings key by key, list items by index where `over` names indices, all else replaced.
 
-    A section that is none by default is replaced as a whole by one of another kind, and by none.
+    A section that may be none is replaced as a whole by one of another kind, and by none.
     """
-    optional = default is None and isinstance(base, dict)
+    optional = isinstance(base, dict) and (default is None or isinstance(default, _Removable))
     if optional and (over is None or (isinstance(over, dict) and over.get("kind", base.get("kind")) != base.get("kind"))):
         return over
     if isinstance(base, dict) and over is None:
