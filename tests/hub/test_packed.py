@@ -288,3 +288,9 @@ def test_settings_may_stand_with_the_text_model():
     assert plain_config(config) == {"model_type": "outer", "text_config": {"hidden_size": 8}}
     assert packing_of(plain_config(config), where="config.json") is None
     assert packing_of({"quantization_config": None, "text_config": None}, where="config.json") is None
+
+
+@pytest.mark.parametrize("settings", [["fp8"], "fp8", {"quant_method": ["fp8"]}])
+def test_settings_that_are_none_at_all_are_named(settings: Any):
+    with pytest.raises(ConfigError, match="config.json: quantization_config"):
+        packing_of({"quantization_config": settings}, where="config.json")

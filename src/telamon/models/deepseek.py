@@ -139,9 +139,9 @@ class DeepseekSizes(MixtureBesideDense):
             "nope_dim": nope,
             "rope_dim": rope,
             "value_dim": hf.size("v_head_dim"),
-            "attention_bias": bool(hf.get("attention_bias", False)),
-            "n_shared": 0 if hf.get("n_shared_experts") is None else hf.size("n_shared_experts"),
-            "n_dense": hf.get("first_k_dense_replace"),
+            "attention_bias": hf.flag("attention_bias", False),
+            "n_shared": 0 if hf.get("n_shared_experts") is None else hf.count("n_shared_experts"),
+            "n_dense": hf.count("first_k_dense_replace"),
             "expert_scale": hf.number("routed_scaling_factor"),
         }
 
@@ -242,6 +242,15 @@ class DeepseekV3Config(DeepseekSizes):
         "topk_group": 4,
     }
 
+    @model_validator(mode="after")
+    def _two_in_a_group(self) -> Self:
+        if 1 < self.n_groups == self.n_experts:
+            raise ValueError(
+                f"model.n_groups={self.n_groups} leaves one of model.n_experts={self.n_experts} in a group, and groups are ranked by their "
+                "two best experts; with 1 all experts are ranked together"
+            )
+        return self
+
     def rope(self, *, windowed: bool) -> RopeConfig:
         """See `RotarySizes`."""
         return super().rope(windowed=windowed).model_copy(update={"pairs": self.rope_pairs})
@@ -273,9 +282,9 @@ class DeepseekV3Config(DeepseekSizes):
         return super().read_hf(hf) | {
             "n_groups": hf.size("n_group"),
             "top_groups": hf.size("topk_group"),
-            "renormalize": bool(hf.get("norm_topk_prob", True)),
-            "rope_pairs": "interleaved" if hf.get("rope_interleave", True) else "halves",
-            "mtp_layers": hf.get("num_nextn_predict_layers", 0),
+            "renormalize": hf.flag("norm_topk_prob", True),
+            "rope_pairs": "interleaved" if hf.flag("rope_interleave", True) else "halves",
+            "mtp_layers": hf.count("num_nextn_predict_layers", 0),
         }
 
     def to_hf(self) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class OptionalBias(DenseSizes):
     @classmethod
     def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
         """See `DenseSizes`."""
-        return super().read_hf(hf) | {"attention_bias": bool(hf.get("attention_bias", False))}
+        return super().read_hf(hf) | {"attention_bias": hf.flag("attention_bias", False)}
 
     def to_hf(self) -> dict[str, Any]:
         """See `DenseSizes`."""

@@ -92,7 +92,7 @@ class GptOssConfig(MixtureSizes, OptionalWindow, OptionalBias):
         else:
             hf.harmless("initial_context_length")
         return fields | {
-            "attention_bias": bool(hf.get("attention_bias", True)),
+            "attention_bias": hf.flag("attention_bias", True),
             "swiglu_limit": hf.number("swiglu_limit", 7.0),
         }
 

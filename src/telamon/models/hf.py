@@ -24,11 +24,7 @@ def config_from_hf(raw: Mapping[str, Any], *, source: str = "config.json") -> Hf
     """
     cls = _family(raw, source)
     whole = HfAttributes(raw, source=source)
-    if quantised := whole.dictionary("quantization_config"):
-        kind = quantised.get("quant_method", "?")
-        raise ConfigError(
-            f"{source}: quantization_config says the weights are quantised ({kind}); convert them to bfloat16 or float32 first"
-        )
+    _refuse_packed(whole, source)
     architectures = whole.listed("architectures")
     known = (cls.hf_architecture, *cls.hf_architectures)
     if architectures and not any(name in known for name in architectures):
@@ -36,6 +32,7 @@ def config_from_hf(raw: Mapping[str, Any], *, source: str = "config.json") -> Hf
     if isinstance(text := raw.get("text_config"), Mapping):
         raw = _text_model(raw, text, cls, source)
     hf = HfAttributes(raw, source=source, defaults=cls.hf_defaults)
+    _refuse_packed(hf, source)
     hf.must_be("is_encoder_decoder", False, because="there is no encoder")
     hf.must_be("add_cross_attention", False, because="there is no encoder")
     try:
@@ -48,10 +45,19 @@ def config_from_hf(raw: Mapping[str, Any], *, source: str = "config.json") -> Hf
     return config
 
 
+def _refuse_packed(values: HfAttributes, source: str) -> None:
+    """An entry that is empty says nothing."""
+    if packed := values.dictionary("quantization_config"):
+        kind = packed.get("quant_method", "?")
+        raise ConfigError(
+            f"{source}: quantization_config says the weights are quantised ({kind}); convert them to bfloat16 or float32 first"
+        )
+
+
 def _text_model(raw: Mapping[str, Any], text: Mapping[str, Any], cls: type[HfFamily], source: str) -> dict[str, Any]:
     """The text model's attributes within those of a larger one, whose own are harmless or refused too."""
     around = HfAttributes(raw, source=source, defaults=cls.hf_defaults)
-    around.harmless("text_config", *cls.hf_around)
+    around.harmless("text_config", "quantization_config", *cls.hf_around)
     # The head belongs to the whole: transformers writes what the text model would do by itself into its part, and does not obey it.
     tied = around.get("tie_word_embeddings")
     around.finish()

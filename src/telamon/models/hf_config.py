@@ -101,6 +101,17 @@ class Values:
             raise self.refuse(name, value, "a positive whole number is needed") if name in self._raw else self._lacking(name)
         return value
 
+    def count(self, name: str, default: Any = _NO_DEFAULT) -> Any:
+        """A whole number from 0 on; for the default see `size`."""
+        return 0 if self.get(name, default) == 0 else self.size(name, default)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Whether something is so; null says no, and some files say it with a whole number."""
+        value = self.get(name, default)
+        if not isinstance(value, int | None):
+            raise self.refuse(name, value, "true or false is needed")
+        return bool(value)
+
     def number(self, name: str, default: Any = _NO_DEFAULT) -> Any:
         """A finite number, as a float; for the default see `size`."""
         value = self.get(name) if default is _NO_DEFAULT else self.get(name, default)

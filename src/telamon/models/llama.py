@@ -29,7 +29,7 @@ class LlamaConfig(OptionalBias):
         """See `DenseSizes`."""
         hf.harmless("pretraining_tp", "is_llama_config")  # slicing of products, and a mark of SmolLM2's files
         hf.must_be("rope_interleaved", False, because="queries and keys are paired by halves")
-        return super().read_hf(hf) | {"mlp_bias": bool(hf.get("mlp_bias", False))}
+        return super().read_hf(hf) | {"mlp_bias": hf.flag("mlp_bias", False)}
 
     def to_hf(self) -> dict[str, Any]:
         """See `DenseSizes`."""

@@ -140,9 +140,9 @@ class Llama4Config(MixtureBesideDense, OptionalBias):
         tuned = {"scale": hf.number("attn_scale", 0.1), "floor": hf.size("floor_scale", 8192)}
         fields = super().read_hf(hf) | {
             "d_ff": hf.size("intermediate_size_mlp", 16_384),
-            "qk_norm": bool(hf.get("use_qk_norm", True)),
+            "qk_norm": hf.flag("use_qk_norm", True),
             # Some files say it with a whole number.
-            "temperature": TemperatureConfig(**tuned) if hf.get("attn_temperature_tuning", True) else None,
+            "temperature": TemperatureConfig(**tuned) if hf.flag("attn_temperature_tuning", True) else None,
             "ffn_pattern": shortest_period(_ffn_letters(hf)),
         }
         letters, chunk = _layer_letters(hf), hf.get("attention_chunk_size", 8192)

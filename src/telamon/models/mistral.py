@@ -19,7 +19,11 @@ class MistralConfig(DenseSizes):
     window: Positive | None = Field(default=None, description="Keys each query sees, itself included, in tokens; none: all before it.")
 
     beside_weights: ClassVar[frozenset[str]] = DenseSizes.beside_weights | {"window"}
-    hf_defaults: ClassVar[dict[str, Any]] = DenseSizes.hf_defaults | {"num_key_value_heads": 8, "max_position_embeddings": 131_072}
+    hf_defaults: ClassVar[dict[str, Any]] = DenseSizes.hf_defaults | {
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+    }
     hf_model_types: ClassVar[tuple[str, ...]] = ("mistral",)
     hf_architecture: ClassVar[str] = "MistralForCausalLM"
 
@@ -34,7 +38,7 @@ class MistralConfig(DenseSizes):
     @classmethod
     def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
         """See `DenseSizes`. Transformers takes 4096 where a file leaves the window out; none has to be written as null."""
-        return super().read_hf(hf) | {"window": hf.get("sliding_window", 4096)}
+        return super().read_hf(hf) | {"window": hf.get("sliding_window")}
 
     def to_hf(self) -> dict[str, Any]:
         """See `DenseSizes`."""

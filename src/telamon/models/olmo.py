@@ -85,7 +85,7 @@ class Olmo3Config(OptionalWindow, Olmo2Config):
     def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:
         """See `DenseSizes`."""
         layers = cls.read_layers(hf, window=hf.get("sliding_window", 4096), slides=lambda layer: (layer + 1) % 4 != 0)
-        return super().read_hf(hf) | layers | {"scale_sliding_rope": bool(hf.get("scale_sliding_rope", False))}
+        return super().read_hf(hf) | layers | {"scale_sliding_rope": hf.flag("scale_sliding_rope", False)}
 
     def to_hf(self) -> dict[str, Any]:
         """See `DenseSizes`. What transformers has no word for is written where it is not our default, so that an export comes back as it was."""

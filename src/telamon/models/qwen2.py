@@ -22,7 +22,7 @@ class QwenSizes(OptionalWindow):
         """See `DenseSizes`."""
         hf.must_be("use_mrope", False, because="positions are those of text")
         window, first = hf.get("sliding_window", 4096), hf.number("max_window_layers", 28)
-        window = window if hf.get("use_sliding_window", False) else None
+        window = window if hf.flag("use_sliding_window", False) else None
         return super().read_hf(hf) | cls.read_layers(hf, window=window, slides=lambda layer: layer >= first)
 
     def to_hf(self) -> dict[str, Any]:

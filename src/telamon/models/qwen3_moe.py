@@ -56,13 +56,15 @@ class Qwen3MoeConfig(MixtureBesideDense, OptionalWindow, OptionalBias):
         hf.must_be("shared_expert_intermediate_size", 0, because="the family has no shared expert")
         hf.harmless("max_window_layers")
         window = hf.get("sliding_window", 4096)
-        window = window if hf.get("use_sliding_window", False) else None
-        only_dense, step = hf.listed("mlp_only_layers") or [], hf.size("decoder_sparse_step", 1)
-        layers = range(hf.size("num_hidden_layers"))
+        window = window if hf.flag("use_sliding_window", False) else None
+        layers, step = range(hf.size("num_hidden_layers")), hf.size("decoder_sparse_step", 1)
+        only_dense = hf.listed("mlp_only_layers") or []
+        if any(not isinstance(layer, int) or layer not in layers for layer in only_dense):
+            raise hf.refuse("mlp_only_layers", only_dense, f"layers are counted from 0 to {len(layers) - 1}")
         letters = "".join("D" if layer in only_dense or (layer + 1) % step else "M" for layer in layers)
         return super().read_hf(hf) | {
             **cls.read_layers(hf, window=window, slides=lambda layer: True),
-            "renormalize": bool(hf.get("norm_topk_prob", False)),
+            "renormalize": hf.flag("norm_topk_prob", False),
             "ffn_pattern": shortest_period(letters),
         }
 

@@ -32,7 +32,7 @@ def unpacked(source: TensorSource) -> TensorSource:
     with source:  # it opens its files again when it is read from
         tensors = packing(source)
     if not tensors:
-        raise DataError(f"{source.origin}: by its config.json weights are packed, and none of its tensors is")
+        raise DataError(f"{source.origin}: by its config.json weights are packed, and none of its tensors is; if so, remove {KEY} from the file")
     return UnpackedSource(source, tensors)
 
 
@@ -42,12 +42,12 @@ def packing_of(config: Mapping[str, Any], *, where: str) -> Packing | None:
     Raises:
         ConfigError: the method, or a setting of it, is not one that is read; the message begins with `where`.
     """
-    settings = _settings(config)
+    settings = _settings(config, where)
     if not settings:
         return None
     values = Values(settings, where=f"{where}: {KEY}")
     method = values.get("quant_method", None)
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise values.refuse("quant_method", method, f"packed weights are read of {', '.join(METHODS)}; take the model's bfloat16 files")
     packing = METHODS[method](values)
     values.finish()
@@ -60,10 +60,10 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain_config(value) if name == "text_config" and isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
-def _settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _settings(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Where files have them: beside the model's sizes, which a larger model has in `text_config`."""
-    text = config.get("text_config")
-    return config.get(KEY) or (text.get(KEY) if isinstance(text, Mapping) else None) or {}
+    whole = Values(config, where=where)
+    return whole.dictionary(KEY) or whole.inner("text_config", whole.dictionary("text_config")).dictionary(KEY)
 
 
 class UnpackedSource:
