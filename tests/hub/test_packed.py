@@ -292,5 +292,5 @@ def test_settings_may_stand_with_the_text_model():
 
 @pytest.mark.parametrize("settings", [["fp8"], "fp8", {"quant_method": ["fp8"]}])
 def test_settings_that_are_none_at_all_are_named(settings: Any):
-    with pytest.raises(ConfigError, match="config.json: quantization_config"):
+    with pytest.raises(ConfigError, match=r"config\.json: quantization_config"):
         packing_of({"quantization_config": settings}, where="config.json")

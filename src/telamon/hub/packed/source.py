@@ -32,7 +32,9 @@ def unpacked(source: TensorSource) -> TensorSource:
     with source:  # it opens its files again when it is read from
         tensors = packing(source)
     if not tensors:
-        raise DataError(f"{source.origin}: by its config.json weights are packed, and none of its tensors is; if so, remove {KEY} from the file")
+        raise DataError(
+            f"{source.origin}: by its config.json weights are packed, and none of its tensors is; if that is right, remove {KEY} from the file"
+        )
     return UnpackedSource(source, tensors)
 
 
