@@ -17,6 +17,7 @@ PROGRAMS = {
     "A1": "a1_compile",
     "A2": "a2_compile_large",
     "A3": "a3_predicted_speed",
+    "E1": "e1_experts",
 }
 
 
