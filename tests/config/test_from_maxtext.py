@@ -87,8 +87,8 @@ def test_base_files_are_read_where_they_are(tmp_path):
         ({"a.yml": "step: 3"}, ["a.yml"], "step is not a setting of MaxText .*did you mean steps"),
         ({}, ["ici_fdsp_parallelism=2"], "did you mean ici_fsdp_parallelism"),
         ({}, ["model_name=llama3.1-9b"], "did you mean llama3.1-8b"),
-        ({}, ["model_name=mixtral-8x7b"], "not in this version"),
-        ({}, ["decoder_block=deepseek"], "decoder_block=deepseek is not in this version.*llama2"),
+        ({}, ["model_name=deepseek4-284b"], "not in this version"),
+        ({}, ["decoder_block=qwen3_next"], "decoder_block=qwen3_next is not in this version.*llama2"),
         ({"a.yml": "base_config: b.yml"}, ["a.yml"], "base_config=b.yml: there is no file"),
         ({"a.yml": "base_config: a.yml"}, ["a.yml"], "builds on itself"),
         ({"a.yml": "", "b.yml": ""}, ["a.yml", "b.yml"], "two files are named"),
@@ -156,6 +156,15 @@ def test_every_named_model_is_a_preset_that_is_here():
         ("qwen3-4b-thinking-2507", "qwen3-4b-2507", None),
         ("olmo3-7b", "olmo3-7b", "global layers alone"),
         ("gpt3-175b", "gpt3-175b", None),
+        ("mixtral-8x22b", "mixtral-8x22b", None),
+        ("qwen3-30b-a3b", "qwen3-30b-a3b-2507", "release of 2507"),
+        ("gpt-oss-20b", "gpt-oss-20b", None),
+        ("llama4-17b-16e", "llama4-scout", "stretched by 16"),
+        ("llama4-17b-128e", "llama4-maverick", None),
+        ("deepseek2-16b", "deepseek-v2-lite-16b", None),
+        ("deepseek2-236b", "deepseek-v2-236b", "best groups"),
+        ("deepseek3-671b", "deepseek-v3-671b", "best groups"),
+        ("kimi-k2-1t", "kimi-k2-1t", "selection bias"),
     ],
 )
 def test_a_named_model_is_the_right_architecture_and_what_differs_is_said(name, preset, says):
@@ -190,9 +199,66 @@ def test_every_kind_of_block_builds(kind):
         "gemma3": ["sliding_window_size=32"],
         "olmo3": ["sliding_window_size=32", "inhomogeneous_layer_cycle_interval=4"],
         "gpt3": ["trainable_position_size=2048"],
+        "gpt_oss": ["sliding_window_size=32", "inhomogeneous_layer_cycle_interval=2"],
+        "llama4": ["chunk_attn_window_size=32", "nope_layer_interval=4"],
+        "deepseek": ["routed_score_func=sigmoid"],
     }
     model = model_of(f"decoder_block={kind}", *words.get(kind, []))
-    assert model.family == BLOCKS[kind].family and model.head_dim == 128
+    assert model.family == BLOCKS[kind].family and (kind == "deepseek" or model.head_dim == 128)
+
+
+MIXTURE = ["num_experts=8", "num_experts_per_tok=2", "base_mlp_dim=64"]
+
+
+def test_sizes_of_mixtures():
+    """An expert is as wide as base_moe_mlp_dim, or else base_mlp_dim says; layers' kinds are told by periods."""
+    mixtral = model_of("decoder_block=mixtral", *MIXTURE, "base_moe_mlp_dim=32")
+    assert (mixtral.n_experts, mixtral.top_k, mixtral.d_ff) == (8, 2, 32)
+    qwen = model_of("decoder_block=qwen3_moe", *MIXTURE, "norm_topk_prob=true")
+    assert (qwen.d_expert, qwen.renormalize) == (64, True)
+    words = ["inhomogeneous_layer_cycle_interval=2", "sliding_window_size=16", "attention_bias=true", "mlp_activations_limit=7.0"]
+    oss = model_of("decoder_block=gpt_oss", *MIXTURE, *words)
+    assert (oss.layer_pattern, oss.window, oss.swiglu_limit, oss.attention_bias) == ("SG", 16, 7.0, True)
+    words = ["nope_layer_interval=4", "chunk_attn_window_size=16", "interleave_moe_layer_step=2", "base_moe_mlp_dim=32"]
+    llama = model_of("decoder_block=llama4", *MIXTURE, *words, "temperature_tuning=true")
+    assert (llama.layer_pattern, llama.chunk, llama.ffn_pattern, llama.d_ff, llama.d_expert) == ("CCCN", 16, "DM", 64, 32)
+    assert (llama.temperature.scale, llama.temperature.floor, llama.qk_norm) == (0.1, 8192, False)
+
+
+def test_sizes_of_latent_attention():
+    yarn = ["rope_type=yarn", "rope_factor=40", "mscale=0.707", "max_position_embeddings=163840"]
+    words = [*MIXTURE, *yarn, "kv_lora_rank=16", "q_lora_rank=0", "shared_experts=2", "first_num_dense_layers=1"]
+    second = model_of("decoder_block=deepseek", "routed_score_func=softmax", *words)
+    assert second.family == "deepseek_v2"
+    assert (second.q_rank, second.kv_rank, second.n_shared, second.n_dense, second.n_groups) == (None, 16, 2, 1, 1)
+    assert (second.rope_scaling.mscale_all_dim, second.rope_scaling.amplitude) == (0.707, 1.0)
+    third = model_of("decoder_block=deepseek", "routed_score_func=sigmoid", *words, "n_routing_groups=4", "topk_routing_group=2")
+    assert (third.family, third.n_groups, third.top_groups) == ("deepseek_v3", 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "experts"),
+    [
+        ([], None),
+        (["load_balance_loss_weight=0.01"], {"balance": "sequence", "balance_weight": 0.005}),
+        (["sparse_matmul=false", "capacity_factor=1.5"], {"path": "capacity", "capacity_factor": 1.5}),
+        (["sparse_matmul=false"], {"path": "dense"}),
+    ],
+)
+def test_how_mixtures_are_trained(words, experts):
+    """MaxText's loads sum to one, ours to the number of chosen experts."""
+    assert convert(["decoder_block=mixtral", *MIXTURE, *words], devices=1).values["train"].get("experts") == experts
+
+
+def test_a_selection_bias_and_further_tokens_are_trained_at_maxtexts_rates():
+    words = ["decoder_block=deepseek", "routed_score_func=sigmoid", *MIXTURE, "routed_bias_update_rate=0.01", "mtp_num_layers=1"]
+    values = convert([*words, "mtp_loss_scaling_factor=0.3"], devices=1).values
+    assert (values["train"]["experts"], values["train"]["mtp_weight"], values["model"]["mtp_layers"]) == ({"bias_rate": 0.01}, 0.3, 1)
+
+
+def test_experts_are_split_over_their_axis():
+    words = ["decoder_block=mixtral", *MIXTURE, "ici_fsdp_parallelism=2", "ici_expert_parallelism=4"]
+    assert convert(words).values["mesh"] == {"data": 1, "fsdp": 2, "expert": 4, "tensor": 1}
 
 
 def test_two_layers_of_gemma_2_are_one_of_maxtexts():

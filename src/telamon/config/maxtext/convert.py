@@ -52,11 +52,17 @@ def convert(arguments: Sequence[str], *, devices: int | None = None) -> Converte
 def _sections(settings: Settings, stated: int | None) -> dict[str, Any]:
     model, mesh = model_section(settings), run.mesh_section(settings)
     devices = run.devices_of(settings, mesh, stated)
+    sizes = _sizes(model)
+    train = run.train_section(settings, devices)
+    if hasattr(sizes, "router") and (experts := run.experts_section(settings, sizes.router())):
+        train["experts"] = experts
+    if getattr(sizes, "mtp_layers", 0):
+        train["mtp_weight"] = settings["mtp_loss_scaling_factor"]
     sections = {
         "run": run.run_section(settings),
         "model": model,
-        "data": run.data_section(settings, _vocabulary(model)),
-        "train": run.train_section(settings, devices),
+        "data": run.data_section(settings, sizes.vocab_size),
+        "train": train,
         "optimizer": run.optimizer_section(settings),
         "mesh": mesh,
         "eval": run.eval_section(settings, devices),
@@ -67,10 +73,9 @@ def _sections(settings: Settings, stated: int | None) -> dict[str, Any]:
     return {name: section for name, section in sections.items() if section}
 
 
-def _vocabulary(model: dict[str, Any]) -> int:
-    if "vocab_size" in model:
-        return model["vocab_size"]
-    return load_run(overrides=[f"model.preset={model['preset']}"]).config.model.vocab_size
+def _sizes(section: dict[str, Any]) -> Any:
+    """The model of a section, whatever the run around it."""
+    return load_run(overrides=[f"{key}={value}" for key, value in _overrides({"model": section})]).config.model
 
 
 def _overrides(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:

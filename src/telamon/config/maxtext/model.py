@@ -28,6 +28,10 @@ class Block:
     """Whether scores are divided by the root of the head's size, and the family has a field for that."""
 
 
+def _without(table: Mapping[str, str], key: str) -> dict[str, str]:
+    return {name: ours for name, ours in table.items() if name != key}
+
+
 _SIZES = {
     "base_emb_dim": "d_model",
     "base_num_decoder_layers": "n_layers",
@@ -40,8 +44,28 @@ _SIZES = {
 }
 _ROTARY = _SIZES | {"base_num_kv_heads": "n_kv_heads", "rope_max_timescale": "rope_theta"}
 _WINDOW = _ROTARY | {"sliding_window_size": "window"}
+_EXPERTS = {"num_experts": "n_experts", "num_experts_per_tok": "top_k"}
+_LATENT = {
+    **_without(_SIZES, "head_dim"),
+    **_EXPERTS,
+    "rope_max_timescale": "rope_theta",
+    "base_moe_mlp_dim": "d_expert",
+    "shared_experts": "n_shared",
+    "first_num_dense_layers": "n_dense",
+    "routed_scaling_factor": "expert_scale",
+    "n_routing_groups": "n_groups",
+    "topk_routing_group": "top_groups",
+    "q_lora_rank": "q_rank",
+    "kv_lora_rank": "kv_rank",
+    "qk_nope_head_dim": "nope_dim",
+    "qk_rope_head_dim": "rope_dim",
+    "v_head_dim": "value_dim",
+    "mtp_num_layers": "mtp_layers",
+}
 _PLAIN = {"use_qk_norm": False, "attention_bias": False}
 _GELU = ("gelu", "linear")
+_BY_SIGMOID = {"attention_type": "mla", "routed_score_func": "sigmoid", "routed_bias": True}
+_BY_SOFTMAX = {"attention_type": "mla", "routed_score_func": "softmax", "routed_bias": False}
 
 BLOCKS: dict[str, Block] = {
     "llama2": Block("llama", _ROTARY, fixed=_PLAIN),
@@ -70,15 +94,60 @@ BLOCKS: dict[str, Block] = {
         fixed={"use_qk_norm": True, "attention_bias": False},
     ),
     "gpt3": Block("gpt3", _SIZES | {"trainable_position_size": "n_positions"}, activations=("gelu",), fixed={"use_qk_norm": False}),
+    "mixtral": Block("mixtral", _ROTARY | _EXPERTS | {"base_moe_mlp_dim": "d_ff"}, fixed=_PLAIN | {"routed_bias": False}),
+    "qwen3_moe": Block(
+        "qwen3_moe",
+        _ROTARY | _EXPERTS | {"base_moe_mlp_dim": "d_expert", "norm_topk_prob": "renormalize"},
+        fixed={"use_qk_norm": True, "attention_bias": False, "shared_experts": 0},
+    ),
+    "gpt_oss": Block(
+        "gpt_oss",
+        {
+            **_WINDOW,
+            **_EXPERTS,
+            "base_moe_mlp_dim": "d_ff",
+            "inhomogeneous_layer_cycle_interval": "layer_pattern",
+            "mlp_activations_limit": "swiglu_limit",
+            "attention_bias": "attention_bias",
+        },
+        activations=("sigmoid", "linear"),
+        fixed={"use_qk_norm": False, "attention_sink": True, "mlp_bias": True, "routed_bias": True},
+    ),
+    "llama4": Block(
+        "llama4",
+        {
+            **_ROTARY,
+            **_EXPERTS,
+            "base_moe_mlp_dim": "d_expert",
+            "chunk_attn_window_size": "chunk",
+            "nope_layer_interval": "layer_pattern",
+            "interleave_moe_layer_step": "ffn_pattern",
+            "use_qk_norm": "qk_norm",
+            "temperature_tuning": "temperature",
+            "attention_bias": "attention_bias",
+        },
+        fixed={"shared_experts": 1, "routed_bias": False},
+    ),
+    "deepseek": Block("deepseek_v3", _LATENT, fixed=_BY_SIGMOID),
 }
+_OTHERS = (Block("deepseek_v2", _without(_LATENT, "mtp_num_layers"), fixed=_BY_SOFTMAX), Block("kimi_k2", _LATENT, fixed=_BY_SIGMOID))
+"""What MaxText has as the same kind of block as another, and tells apart by settings."""
 
 _SPELLING: dict[str, Callable[[Any], Any]] = {
-    "window": lambda size: size or None,
-    "attention_softcap": lambda cap: cap or None,
-    "final_softcap": lambda cap: cap or None,
-    "rope_theta": float,
-    "rope_local_theta": lambda theta: float(theta) if theta > 0 else 10_000.0,
-    "layer_pattern": lambda period: "S" * (period - 1) + "G",
+    "sliding_window_size": lambda size: size or None,
+    "attn_logits_soft_cap": lambda cap: cap or None,
+    "final_logits_soft_cap": lambda cap: cap or None,
+    "rope_max_timescale": float,
+    "local_rope_max_timescale": lambda theta: float(theta) if theta > 0 else 10_000.0,
+    "inhomogeneous_layer_cycle_interval": lambda period: "S" * (period - 1) + "G",
+    "chunk_attn_window_size": lambda size: size or None,
+    "nope_layer_interval": lambda period: "C" * (period - 1) + "N" if period > 0 else "C",
+    "interleave_moe_layer_step": lambda period: "D" * (period - 1) + "M",
+    "temperature_tuning": lambda tuned: {"scale": 0.1, "floor": 8192} if tuned else None,  # MaxText's constants
+    "mlp_activations_limit": lambda limit: limit if limit > 0 else None,
+    "q_lora_rank": lambda rank: rank or None,
+    "n_routing_groups": lambda groups: max(groups, 1),
+    "topk_routing_group": lambda groups: max(groups, 1),
 }
 
 
@@ -106,7 +175,7 @@ def _named(settings: Settings, name: str) -> dict[str, Any]:
         raise ConfigError(f"model_name={name} is not a model of MaxText's" + (f"; did you mean {near[0]}?" if near else ""))
     preset = table["presets"][name]
     sizes = yamlio.read(presets.find("models", preset))
-    block = next(block for block in BLOCKS.values() if block.family == sizes["family"])
+    block = next(block for block in (*BLOCKS.values(), *_OTHERS) if block.family == sizes["family"])
     for beginning, difference in table["differences"].items():
         if name.startswith(beginning):
             settings.note("model_name", difference)
@@ -115,7 +184,7 @@ def _named(settings: Settings, name: str) -> dict[str, Any]:
     for key, ours in block.fields.items():
         if not settings.spoken(key) and not settings.given(key):
             continue
-        value = _spelt(block, ours, settings[key])
+        value = _spelt(block, key, settings[key])
         if value == sizes.get(ours):
             continue
         if settings.spoken(key):
@@ -123,7 +192,7 @@ def _named(settings: Settings, name: str) -> dict[str, Any]:
         else:
             settings.note(key, f"model_name={name} decides it, as in MaxText; a word {key}={settings[key]} on the command line would count")
     if settings.spoken("rope_type") or settings.spoken("rope_linear_scaling_factor"):
-        section["rope_scaling"] = _rope_scaling(settings)
+        section["rope_scaling"] = _rope_scaling(settings, latent="kv_rank" in sizes)
     _check_fixed(settings, block, of_name=True)
     return section
 
@@ -134,10 +203,15 @@ def _own_sizes(settings: Settings) -> dict[str, Any]:
     if kind not in BLOCKS:
         raise ConfigError(f"decoder_block={kind} is not in this version; those that are: {', '.join(BLOCKS)}")
     block = BLOCKS[kind]
+    if kind == "deepseek" and settings["routed_score_func"] != "sigmoid":
+        block = _OTHERS[0]
     section: dict[str, Any] = {"family": block.family}
-    section |= {ours: _spelt(block, ours, settings[key]) for key, ours in block.fields.items()}
+    section |= {ours: _spelt(block, key, settings[key]) for key, ours in block.fields.items()}
+    width = block.fields.get("base_moe_mlp_dim")
+    if width is not None and settings["base_moe_mlp_dim"] < 1:
+        section[width] = settings["base_mlp_dim"]
     if "rope_theta" in section:
-        section["rope_scaling"] = _rope_scaling(settings)
+        section["rope_scaling"] = _rope_scaling(settings, latent="kv_rank" in section)
     if block.scalar_is_head_dim:
         section["query_pre_attn_scalar"] = float(section["head_dim"])
     _check_fixed(settings, block, of_name=False)
@@ -148,10 +222,10 @@ def _own_sizes(settings: Settings) -> dict[str, Any]:
     return section
 
 
-def _spelt(block: Block, ours: str, value: Any) -> Any:
-    if ours == "n_layers":
+def _spelt(block: Block, key: str, value: Any) -> Any:
+    if key == "base_num_decoder_layers":
         return value * block.layers
-    return _SPELLING.get(ours, lambda same: same)(value)
+    return _SPELLING.get(key, lambda same: same)(value)
 
 
 def _check_fixed(settings: Settings, block: Block, *, of_name: bool) -> None:
@@ -161,14 +235,16 @@ def _check_fixed(settings: Settings, block: Block, *, of_name: bool) -> None:
             settings.note(key, f"{block.family} always has {value}")
 
 
-def _rope_scaling(settings: Settings) -> dict[str, Any] | None:
+def _rope_scaling(settings: Settings, *, latent: bool) -> dict[str, Any] | None:
+    """The stretch of rotary positions; with latent attention, YaRN is in the scale of scores as well."""
     kind = settings["rope_type"]
     if kind == "llama3.1":
         # MaxText's constants; its settings have no say in them.
         llama = {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_length": 8192}
         return llama if settings["rope_use_scale"] else None
     if kind == "yarn":
-        return {
+        sharpened = {"mscale": settings["mscale"], "mscale_all_dim": settings["mscale"]} if latent else {}
+        return sharpened | {
             "kind": "yarn",
             "factor": float(settings["rope_factor"]),
             "original_length": settings["original_max_position_embeddings"],
@@ -189,7 +265,9 @@ def _scale(settings: Settings, section: dict[str, Any]) -> None:
     if not isinstance(scale, int) or scale < 1 or scale & (scale - 1):
         raise ConfigError(f"global_parameter_scale={scale} is not a power of two")
     base, rest = divmod(int(math.log2(scale)), 3)
-    powers = {"d_model": base + (rest > 1), "n_layers": base} | dict.fromkeys(("n_heads", "n_kv_heads", "d_ff"), base + (rest > 0))
+    powers = {"d_model": base + (rest > 1), "n_layers": base} | dict.fromkeys(
+        ("n_heads", "n_kv_heads", "d_ff", "d_expert"), base + (rest > 0)
+    )
     sizes = (yamlio.read(presets.find("models", section["preset"])) if "preset" in section else {}) | section
     section |= {name: sizes[name] * 2**power for name, power in powers.items() if name in sizes}
 

@@ -7,7 +7,7 @@ from typing import Any
 from telamon.config.maxtext.settings import Settings
 from telamon.errors import ConfigError
 
-_AXES = ("data", "fsdp", "tensor")
+_AXES = ("data", "fsdp", "expert", "tensor")
 _REMAT = {None: "none", "none": "none", "full": "full"} | dict.fromkeys(
     ("minimal", "minimal_flash", "minimal_with_context", "minimal_with_quantization", "minimal_with_context_and_quantization"), "dots"
 )
@@ -26,6 +26,8 @@ def mesh_section(settings: Settings) -> dict[str, Any]:
             known = math.prod(other for other in across.values() if other != -1)
             across[axis] = max(slices // known, 1) if slices > 0 else 1
     within = {axis: settings[f"ici_{axis}_parallelism"] for axis in _AXES}
+    if within["expert"] == across["expert"] == 1:
+        within, across = ({axis: size for axis, size in sizes.items() if axis != "expert"} for sizes in (within, across))
     return within if set(across.values()) == {1} else within | {"cross_slice": across}
 
 
@@ -33,7 +35,7 @@ def devices_of(settings: Settings, mesh: dict[str, Any], stated: int | None) -> 
     """Devices of the run: as stated, or from a mesh without an open axis, or one."""
     if stated is not None:
         return stated
-    within = [mesh[axis] for axis in _AXES]
+    within = [mesh.get(axis, 1) for axis in _AXES]
     if -1 not in within:
         return math.prod(within) * math.prod(mesh.get("cross_slice", {}).values())
     settings.note("per_device_batch_size", "train.batch_size counts the rows of all devices, taken for one here; --devices says how many")
@@ -63,6 +65,19 @@ def train_section(settings: Settings, devices: int) -> dict[str, Any]:
         settings.note("dtype", "activations are bfloat16 or float32; bfloat16 is taken")
         section["compute_dtype"] = "bfloat16"
     return {key: value for key, value in section.items() if value is not None}
+
+
+def experts_section(settings: Settings, router: Any) -> dict[str, Any]:
+    """How a mixture with this router (a `telamon.layers.router.RouterConfig`) is trained."""
+    section: dict[str, Any] = {"bias_rate": settings["routed_bias_update_rate"]} if router.selection_bias else {}
+    if not settings["sparse_matmul"]:
+        factor = settings["capacity_factor"]
+        section |= {"path": "capacity", "capacity_factor": factor} if factor > 0 else {"path": "dense"}
+    if weight := settings["load_balance_loss_weight"]:
+        # MaxText's loads sum to 1, ours to top_k.
+        section |= {"balance": "sequence", "balance_weight": weight / router.top_k}
+        settings.note("load_balance_loss_weight", "the term for an even load is over each document here, over each row in MaxText")
+    return section
 
 
 def rows(settings: Settings, key: str, devices: int) -> int:
