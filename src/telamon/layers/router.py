@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from telamon.config.schema import Positive, Section
 from telamon.layers.param import buffer, matrix, vector
 from telamon.layers.parts import Aux, Context, Load
+from telamon.parallel.local import on_own_rows
 
 _SCORES = {
     "softmax": jax.nn.softmax,
@@ -97,7 +98,7 @@ class Router(nnx.Module):
         config = self.config
         logits_BTE = self._logits(x_BTD, ctx)
         scores_BTE = _SCORES[config.score](logits_BTE)
-        experts_BTX = jax.lax.top_k(self._choice(logits_BTE, scores_BTE), config.top_k)[1].astype(jnp.int32)
+        experts_BTX = on_own_rows(self._chosen, self._ranked(logits_BTE, scores_BTE))
         chosen_BTXE = jax.nn.one_hot(experts_BTX, config.n_experts, dtype=jnp.float32)
         weights_BTX = jnp.sum(chosen_BTXE * scores_BTE[:, :, None], axis=-1)
         if config.renormalize:
@@ -118,22 +119,26 @@ class Router(nnx.Module):
         logits_BTE = jnp.einsum("btd,de->bte", x_BTD, self.weight[...], precision=jax.lax.Precision.HIGHEST)
         return logits_BTE + self.bias[...] if self.config.bias else logits_BTE
 
-    def _choice(self, logits_BTE: jax.Array, scores_BTE: jax.Array) -> jax.Array:
+    def _ranked(self, logits_BTE: jax.Array, scores_BTE: jax.Array) -> jax.Array:
         """What experts are ranked by. Where nothing is added, logits rank as scores do, and do not saturate."""
         config = self.config
         if not config.selection_bias and (config.n_groups == 1 or config.group_score == "best"):
             ranked_BTE = logits_BTE
         else:
             ranked_BTE = scores_BTE + self.selection_bias[...] if config.selection_bias else scores_BTE
-        ranked_BTE = jax.lax.stop_gradient(ranked_BTE)
-        if config.n_groups == 1:
-            return ranked_BTE
-        size = config.n_experts // config.n_groups
-        groups_BTGe = ranked_BTE.reshape(*ranked_BTE.shape[:2], config.n_groups, size)
-        best = jax.lax.top_k(groups_BTGe, 1 if config.group_score == "best" else 2)[0]
-        kept_BTG = jax.nn.one_hot(jax.lax.top_k(jnp.sum(best, -1), config.top_groups)[1], config.n_groups).sum(axis=-2)
-        # Not 0: a score with a bias may be below it.
-        return jnp.where(kept_BTG[..., None] > 0, groups_BTGe, -jnp.inf).reshape(ranked_BTE.shape)
+        return jax.lax.stop_gradient(ranked_BTE)
+
+    def _chosen(self, ranked_BTE: jax.Array) -> jax.Array:
+        """The best experts of the best groups [B, T, X], int32."""
+        config = self.config
+        if config.n_groups > 1:
+            size = config.n_experts // config.n_groups
+            groups_BTGe = ranked_BTE.reshape(*ranked_BTE.shape[:2], config.n_groups, size)
+            best = jax.lax.top_k(groups_BTGe, 1 if config.group_score == "best" else 2)[0]
+            kept_BTG = jax.nn.one_hot(jax.lax.top_k(jnp.sum(best, -1), config.top_groups)[1], config.n_groups).sum(axis=-2)
+            # Not 0: a score with a bias may be below it.
+            ranked_BTE = jnp.where(kept_BTG[..., None] > 0, groups_BTGe, -jnp.inf).reshape(ranked_BTE.shape)
+        return jax.lax.top_k(ranked_BTE, config.top_k)[1].astype(jnp.int32)
 
 
 def _account(logits_BTE: jax.Array, probabilities_BTE: jax.Array, chosen_BTE: jax.Array, ctx: Context) -> Aux:

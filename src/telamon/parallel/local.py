@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from telamon.parallel.rules import ACTIVATION_RULES, extent, weight_partition
+from telamon.parallel.rules import ACTIVATION_RULES, extent, spec, weight_partition
 
 BLOCK_BYTES = 2**29
 """Of a gradient that is summed over devices at one time. Those of whole tables and heads of today take 2 to 8 GB."""
@@ -75,6 +75,16 @@ def own_rows(rows: int) -> OwnRows | None:
         return None
     axes = tuple(name for name in ACTIVATION_RULES["batch"] if mesh.shape[name] > 1)
     return OwnRows(axes) if axes and rows % extent(mesh, axes) == 0 else None
+
+
+def on_own_rows(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+    """`function` of x [B, T, ...], for each device's own rows and positions: for what a compiler would gather all of before it begins."""
+    mesh = jax.sharding.get_abstract_mesh()
+    names = ("batch", "seq")
+    if mesh.empty or mesh.size == 1 or any(x.shape[dim] % extent(mesh, ACTIVATION_RULES[name]) for dim, name in enumerate(names)):
+        return function(x)
+    rows = spec(names, ACTIVATION_RULES)
+    return jax.shard_map(function, in_specs=rows, out_specs=rows, check_vma=False)(x)
 
 
 def scatter_sum(x: jax.Array, axes: str | tuple[str, ...], *, dim: int, most: int | None = BLOCK_BYTES) -> jax.Array:

@@ -81,10 +81,12 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 def check_sharded(mesh: Mesh, *, shapes: Mapping[str, tuple[tuple[int, ...], NamedSharding]], limit: float) -> None:
     """Refuse a layout that leaves more than `limit` of the parameters whole on a mesh that shards weights.
 
+    The axis `expert` is for experts alone, which it has to divide: on a mesh of no other such axis the rest is whole by design.
+
     Raises:
         ConfigError: naming the largest parameters that stay whole.
     """
-    if math.prod(mesh.shape[axis] for axis in ("fsdp", "stage", "expert", "tensor")) == 1:
+    if math.prod(mesh.shape[axis] for axis in ("fsdp", "stage", "tensor")) == 1:
         return
     sizes = {path: math.prod(shape) for path, (shape, _) in shapes.items()}
     whole = {path: sizes[path] for path, (shape, where) in shapes.items() if where.shard_shape(shape) == tuple(shape)}
