@@ -16,13 +16,16 @@ from telamon.plan.topology import parse_topology
 from telamon.records.record import read_records
 from telamon.train.job import make_job
 
+MIXTURE = {"n_layers": 2, "d_model": 200, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "d_ff": 64, "n_experts": 4, "vocab_size": 3259}
 MILLION = {"vocab_size": 4035, "d_model": 200, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "d_ff": 128}
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records"
 
 
-def _run(model: dict[str, Any] | None = None, *, mesh: dict[str, Any] | None = None, optimizer: Any = None, **train: Any) -> RunConfig:
-    config = tiny.run(model=model, optimizer=optimizer, **train)
+def _run(
+    model: dict[str, Any] | None = None, *, mesh: dict[str, Any] | None = None, optimizer: Any = None, family: str = "llama", **train: Any
+) -> RunConfig:
+    config = tiny.run(family=family, model=model, optimizer=optimizer, **train)
     return RunConfig.model_validate({**dict(config), "mesh": mesh or {}})
 
 
@@ -43,6 +46,16 @@ def test_an_axis_halves_only_what_it_splits(axis: str, stays: int):
     memory = estimate_memory(_run(MILLION, mesh={"fsdp": 1, axis: 2, "replicated_limit": 1.0}), 2)
     assert memory.weights == 4 * (stays + (1_000_000 - stays) // 2)
     assert memory.optimizer == 2 * memory.weights
+
+
+def test_the_expert_axis_halves_experts_alone():
+    """A million parameters, of which 2 layers x 4 experts x 3 maps of 200 x 64 are experts'."""
+    one = estimate_memory(_run(MIXTURE, family="mixtral"), 1)
+    assert one.weights + one.optimizer + one.gradients == 16_000_000
+    two = estimate_memory(_run(MIXTURE, family="mixtral", mesh={"fsdp": 1, "expert": 2}), 2)
+    experts = 2 * 4 * 3 * 200 * 64
+    assert (two.weights, two.gradients) == (4 * (1_000_000 - experts // 2),) * 2
+    assert two.optimizer == 2 * two.weights
 
 
 def test_an_uneven_dimension_stays_whole():
@@ -91,6 +104,17 @@ def test_within_a_tenth_of_the_compilers_own_analysis(model: dict[str, Any], tra
     memory = estimate_memory(config, len(devices))
     assert memory.arguments == found.argument_size_in_bytes
     assert memory.total == pytest.approx(found.argument_size_in_bytes + found.temp_size_in_bytes, rel=0.1)
+
+
+def test_a_mixture_on_a_mesh_is_within_a_tenth_of_the_compilers_own_analysis():
+    """What experts take at work is traced by itself, and what layers keep beside it."""
+    sizes = {"d_model": 64, "d_ff": 64, "n_layers": 12, "n_experts": 8, "vocab_size": 512}
+    config = _run(sizes, family="mixtral", mesh={"fsdp": 2, "expert": 2}, seq_len=64, batch_size=16)
+    found = make_job(config, devices=jax.devices()[:4]).train_step(16).memory_analysis()
+    memory = estimate_memory(config, 4)
+    assert memory.arguments == found.argument_size_in_bytes
+    assert memory.total == pytest.approx(found.argument_size_in_bytes + found.temp_size_in_bytes, rel=0.1)
+    assert estimate_memory(config, 4, at_least=True).total < memory.total
 
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])

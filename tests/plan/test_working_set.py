@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from telamon.plan.working_set import ROWS, Size, most, size_of, working_set
+from telamon.plan.working_set import ROWS, Size, aside, most, size_of, working_set
 
 
 def _moments(function: Callable[..., Any], *shapes: tuple[int, ...], handed_on: int = 0) -> tuple[Size, ...]:
@@ -52,6 +52,16 @@ def test_a_product_that_is_added_to_what_a_loop_carries_is_never_there_by_itself
     jaxpr = jax.make_jaxpr(summed)(*arrays).jaxpr
     assert working_set(jaxpr) == (Size(fixed=2 * 256),)  # what is carried, and the product
     assert working_set(jaxpr, adds_in_place=True) == (Size(fixed=256),)
+
+
+def test_what_is_put_aside_is_one_operation_whose_own_needs_come_on_top():
+    """Whatever it does inside, it reads one array and gives one; what it works with is for another to say."""
+    apart = aside(lambda x: jnp.sin(x @ (x.T @ x)))
+    moments = _moments(lambda x, w: apart(x @ w) @ w, (ROWS, 8), (8, 8))
+    # Its result and its operand while it works; then result and product, 64 a row too, which is never more.
+    assert moments[0] == Size(row=64, aside=1)
+    assert most(moments, rows=10, aside=1000) == 1640
+    assert most(moments, rows=10) == 640
 
 
 def test_what_is_handed_on_does_not_stay():

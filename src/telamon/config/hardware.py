@@ -22,7 +22,7 @@ class Chip:
     name: str
     platform: Literal["tpu", "gpu"]
     kinds: tuple[str, ...]
-    """Patterns that match a whole `jax.Device.device_kind`."""
+    """What `jax.Device.device_kind` may be."""
     bf16_tflops: float
     """Dense bf16 TFLOP/s."""
     memory_gb: float
@@ -96,4 +96,4 @@ def read_chip(stem: str, values: Mapping[str, Any]) -> Chip:
 
 def chip_of_kind(device_kind: str) -> Chip | None:
     """The chip of a device, by `jax.Device.device_kind` (such as ``TPU v6 lite``); none where it is not known."""
-    return next((chip for chip in chips() if any(re.fullmatch(kind, device_kind) for kind in chip.kinds)), None)
+    return next((chip for chip in chips() if device_kind in chip.kinds), None)

@@ -11,9 +11,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Jaxpr, Var
 
 from telamon.kernels.cross_entropy import cross_entropy
-from telamon.layers.parts import Context
+from telamon.layers.parts import Context, HowExperts
 from telamon.models.decoder import BLOCK_INPUT, REMAT_POLICIES, Block, Numerics
 from telamon.models.spec import BlockSpec
+from telamon.plan.mixtures import put_aside
 from telamon.plan.working_set import ROWS, Size, size_of, working_set
 
 
@@ -34,15 +35,29 @@ class PatternCost:
 
 
 @functools.lru_cache(maxsize=256)
-def pattern_cost(pattern: tuple[BlockSpec, ...], *, d_model: int, seq_len: int, numerics: Numerics) -> PatternCost:
-    """Trace a stack's pattern, forward for what it saves and backward for what it works with."""
-    blocks = nnx.eval_shape(lambda: nnx.List([Block(block, d_model=d_model, n_layers=1, rngs=nnx.Rngs(0)) for block in pattern]))
+def pattern_cost(pattern: tuple[BlockSpec, ...], *, d_model: int, seq_len: int, numerics: Numerics, experts_aside: bool) -> PatternCost:
+    """Trace a stack's pattern, forward for what it saves and backward for what it works with.
+
+    Args:
+        pattern: the blocks.
+        d_model: width of the stream.
+        seq_len: tokens of a traced row.
+        numerics: how the model is run.
+        experts_aside: mixtures' experts are no part of it (see `plan.mixtures`).
+    """
+
+    def built(block: BlockSpec) -> Block:
+        made = Block(block, d_model=d_model, n_layers=1, rngs=nnx.Rngs(0))
+        return put_aside(made) if experts_aside else made
+
+    how = numerics.experts if numerics.experts.path in ("capacity", "dense") else HowExperts()
+    blocks = nnx.eval_shape(lambda: nnx.List([built(block) for block in pattern]))
     graph, weights = nnx.split(blocks)
     ids = jax.ShapeDtypeStruct((ROWS, seq_len), jnp.int32)
     stream = jax.ShapeDtypeStruct((ROWS, seq_len, d_model), numerics.dtype)
 
     def layer(weights: Any, stream: jax.Array, ids: jax.Array) -> jax.Array:
-        ctx = Context(ids, ids, ids, ids, ids, None)
+        ctx = Context(ids, ids, ids, ids, ids, None, experts=how)
         stream = checkpoint_name(stream, BLOCK_INPUT)
         for block in nnx.merge(graph, weights):
             stream = block(stream, ctx, None)[0]

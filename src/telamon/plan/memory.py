@@ -8,7 +8,7 @@ What is stored (weights, moments, batch) is exact. What a step makes is a peak o
 4. the update: all gradients, once more where they are clipped, and what comes from the host's memory.
 
 With microbatches the sum of their gradients stands beside the first three. A block's and the loss's own needs are read from
-their jaxprs (see `plan.working_set`). Of TPUs and GPUs that are known, three things are taken to hold: attention is a kernel
+their jaxprs (see `plan.working_set`), and what a mixture's experts take on a mesh from theirs (see `plan.mixtures`). Of TPUs and GPUs that are known, three things are taken to hold: attention is a kernel
 that keeps no scores in memory, unless `train.attention=chunked` says otherwise; all layers' weights are there in the type of
 activations too, for the compiler casts them once, before its loop over layers; and on TPUs the loss takes the head in blocks.
 What allocators lose is not counted.
@@ -23,15 +23,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from telamon.config.checks import BATCH_AXES, check_devices
-from telamon.config.schema import AXES, ModelConfig, OptimizerConfig, RunConfig
+from telamon.config.hardware import Chip
+from telamon.config.schema import AXES, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from telamon.models.spec import ModelSpec, StackSpec
 from telamon.models.weights import Model, WeightInfo, flatten
 from telamon.parallel.local import BLOCK_BYTES
 from telamon.parallel.rules import weight_sharding
 from telamon.plan.blocks import loss_working, pattern_cost
+from telamon.plan.mixtures import at_work
 from telamon.plan.topology import Topology
 from telamon.plan.working_set import most
 from telamon.train.job import numerics
@@ -81,19 +83,20 @@ class Memory:
         return self.weights + self.optimizer + self.inputs
 
 
-def estimate_memory(config: RunConfig, devices: Topology | int) -> Memory:
+def estimate_memory(config: RunConfig, devices: Topology | int, *, at_least: bool = False) -> Memory:
     """What a training step of a run needs on each device.
 
     Args:
         config: the run; of a batch ramp the largest batch counts.
         devices: the machine, or a number of devices of a kind that is not known.
+        at_least: leave out what experts of a mixture take while they work, which is found by tracing them: seconds instead of milliseconds.
 
     Raises:
         ConfigError: the run does not fit the number of devices.
     """
     layout = _Layout.of(config, devices)
     how, arrays = config.train, _arrays_of(config)
-    steps = _Step(config, layout, arrays)
+    steps = _Step(config, layout, arrays, at_least=at_least)
     inputs = layout.rows * how.accumulate * how.seq_len * sum(dtype().itemsize for dtype in LEAVES.values()) + arrays.scalars
     gradients = steps.gradients * (2 if how.accumulate > 1 else 1)
     phases = steps.phases()
@@ -233,13 +236,20 @@ class _Layout:
     """What a device works on: of heads and features that a mesh axis splits, its share."""
     itemsize: int
     """Bytes of an activation."""
-    platform: str | None
-    """`tpu` or `gpu` where the devices are known."""
+    chip: Chip | None
+    """The devices, where they are known."""
+    whole_work: "_Work"
+    """The architecture with all sizes whole."""
 
     @property
     def kernels(self) -> bool:
         """Whether the devices are known TPUs or GPUs, with a kernel for attention and a compiler that fuses more."""
-        return self.platform is not None
+        return self.chip is not None
+
+    @property
+    def platform(self) -> str | None:
+        """`tpu` or `gpu` where the devices are known."""
+        return None if self.chip is None else self.chip.platform
 
     @classmethod
     def of(cls, config: RunConfig, devices: Topology | int, *, rows: int | None = None) -> "_Layout":
@@ -252,8 +262,17 @@ class _Layout:
         itemsize = 2 if how.compute_dtype == "bfloat16" else 4
         model: Any = config.model
         sizes = tuple(totals.values())
-        platform = None if isinstance(devices, int) else devices.chip.platform
-        return cls(totals, _mesh(sizes), max(1, round(share)), _work(model, sizes), itemsize, platform)
+        chip = None if isinstance(devices, int) else devices.chip
+        whole = _work(model, (1,) * len(AXES))
+        return cls(totals, _mesh(sizes), max(1, round(share)), _work(model, sizes), itemsize, chip, whole)
+
+    def experts(self, stack: StackSpec, how: TrainConfig) -> int:
+        """What the experts of a stack's layer hold while they work (see `plan.mixtures`)."""
+        chip = self.chip
+        kind = chip and AbstractDevice(chip.kinds[0], chip.cores_per_chip // chip.devices_per_chip, chip.platform)
+        mesh = AbstractMesh(tuple(self.totals[axis] for axis in AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), abstract_device=kind)
+        sizes = {"d_model": self.work.spec.d_model, "rows": self.rows, "seq_len": how.seq_len, "dtype": how.compute_dtype}
+        return at_work(stack.pattern, **sizes, path=how.experts.path, mesh=mesh)
 
     def held(self, array: _Array) -> int:
         """Bytes of an array of the state on a device."""
@@ -275,8 +294,8 @@ class _Work:
 
 @functools.lru_cache(maxsize=256)
 def _work(model: ModelConfig, sizes: tuple[int, ...]) -> _Work:
-    """The architecture with the share of each size that a device of a mesh of these sizes has; of layers it has all."""
-    parts = dict(zip(AXES, sizes, strict=True)) | {"stage": 1}
+    """The architecture with the share of each size that a device of a mesh of these sizes has; of layers it has all, and so of routers."""
+    parts = dict(zip(AXES, sizes, strict=True)) | {"stage": 1, "expert": 1}
     divided = {name: size // parts[axis] for axis, fields in model.divided().items() for name, size in fields.items()}
     spec = model.model_copy(update=divided).spec()
     return _Work(spec, spec.stacks)
@@ -300,12 +319,13 @@ def _shard(mesh: AbstractMesh, axes: tuple[str | None, ...], shape: tuple[int, .
 class _Step:
     """The phases of a training step."""
 
-    def __init__(self, config: RunConfig, layout: _Layout, arrays: _Arrays):
+    def __init__(self, config: RunConfig, layout: _Layout, arrays: _Arrays, *, at_least: bool):
         self.config, self.layout, self.weights = config, layout, arrays.weights
         self.spec, self.stacks = layout.work.spec, layout.work.stacks
         how = config.train
         length = how.seq_len if how.attention == "chunked" or not layout.kernels else _SHORT
-        fixed = {"d_model": self.spec.d_model, "seq_len": length, "numerics": numerics(config)}
+        self.experts_aside = layout.mesh.size > 1 and how.experts.path not in ("capacity", "dense")
+        fixed = {"d_model": self.spec.d_model, "seq_len": length, "numerics": numerics(config), "experts_aside": self.experts_aside}
         costs = [pattern_cost(stack.pattern, **fixed) for stack in self.stacks]
         self.stream = layout.rows * how.seq_len * self.spec.d_model * layout.itemsize
         rows = layout.rows * how.seq_len / length
@@ -313,7 +333,9 @@ class _Step:
         self.saved_by_stack = [cost.once.at(rows) + stack.repeats * cost.each.at(rows) for stack, cost in repeated]
         self.host = sum(stack.repeats * cost.host.at(rows) for stack, cost in repeated)
         alone = layout.totals["fsdp"] == 1
-        self.working = [most(cost.working if alone else cost.shared, rows) for cost in costs]
+        counted = self.experts_aside and not at_least
+        aside = [layout.experts(stack, how) if counted else 0 for stack in layout.whole_work.stacks]
+        self.working = [most(cost.working if alone else cost.shared, rows, at) for cost, at in zip(costs, aside, strict=True)]
         # What the last norm keeps, and its result, which the loss reads.
         self.saved = sum(self.saved_by_stack) + 2 * self.stream
         self.sizes = {path: layout.held(_Array(info, info.shape, 4)) for path, info in self.weights.items()}
@@ -369,7 +391,9 @@ class _Step:
         if self.layout.totals["fsdp"] == 1:
             return 0
         stack, name = self.stacks[number], f"stacks.{number}."
-        whole = sum(self.layout.whole(info) for path, info in self.weights.items() if path.startswith(name))
+        weights = [info for path, info in self.weights.items() if path.startswith(name)]
+        # Experts are gathered by the layer that has them.
+        whole = sum(self.layout.whole(info) for info in weights if not (self.experts_aside and "experts" in info.axes))
         return whole // stack.repeats * self.layout.itemsize // 4
 
 

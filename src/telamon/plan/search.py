@@ -8,8 +8,9 @@ What waits in the host's memory may take as much of it, for each device, as the 
 are sold with has that.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from telamon.config.schema import RunConfig
@@ -22,6 +23,8 @@ from telamon.plan.topology import Topology
 
 MARGIN = 0.05
 """Share of a device's memory that an estimate is to leave free: it may be wrong, and an allocator cannot use every byte."""
+
+_LARGE, _REFUSED = "needs more memory than a device has", "refused by the compiler"
 
 _NAMED = 3
 """Parts of the memory that a refusal names."""
@@ -48,7 +51,7 @@ class Found:
     considered: int
     """Layouts in all."""
     dropped: Mapping[str, int]
-    """For each reason, how many."""
+    """For each reason, how many; of a mixture, whose memory takes longer to find, those among the fastest that were looked at."""
 
 
 def search(
@@ -74,7 +77,7 @@ def search(
         ConfigError: nothing divides, or nothing fits; the message says how much is missing and what would help.
     """
     layouts = Layouts(config, topology, free_batch)
-    sized = [(laid, estimate_memory(laid, topology)) for laid in layouts]
+    sized = [(laid, estimate_memory(laid, topology, at_least=True)) for laid in layouts]
     if not sized:
         reasons = "; ".join(layouts.examples.values())
         raise ConfigError(f"no layout of this run divides over the {topology.device_count} devices of {topology.text}: {reasons}")
@@ -86,16 +89,30 @@ def search(
     if not fitting:
         raise ConfigError(_too_large(near or sized, topology, limit))
     dropped["needs more of the host's memory than there may be"] += len(sized) - len(near)
-    dropped["needs more memory than a device has"] += len(near) - len(fitting)
-    ranked = [Candidate(laid, memory, predict(laid, topology)) for laid, memory in fitting]
-    ranked.sort(key=_rank)
+    dropped[_LARGE] += len(near) - len(fitting)
+    ranked = sorted((Candidate(laid, memory, predict(laid, topology)) for laid, memory in fitting), key=_rank)
+    found = _whole(ranked, topology, limit, dropped)
     if compiler is not None and compile_best:
-        ranked = list(_accepted(ranked, topology, compile_best, compiler, dropped))
-    return Found(tuple(ranked[:keep]), considered, +dropped)
+        found = _accepted(found, topology, compile_best, compiler, dropped)
+    candidates = tuple(itertools.islice(found, keep))
+    if not candidates and not dropped[_REFUSED]:
+        whole = [(candidate.config, estimate_memory(candidate.config, topology)) for candidate in ranked]
+        raise ConfigError(_too_large(whole, topology, limit))
+    return Found(candidates, considered, +dropped)
+
+
+def _whole(ranked: Iterable[Candidate], topology: Topology, limit: int, dropped: Counter[str]) -> Iterator[Candidate]:
+    """Those that fit with what experts take at work as well; how much that is takes a while to find, and is found for as many as are wanted."""
+    for candidate in ranked:
+        memory = estimate_memory(candidate.config, topology)
+        if memory.total <= limit:
+            yield replace(candidate, memory=memory)
+        else:
+            dropped[_LARGE] += 1
 
 
 def _accepted(
-    ranked: Sequence[Candidate],
+    ranked: Iterable[Candidate],
     topology: Topology,
     wanted: int,
     compiler: Callable[[RunConfig, Topology], Compiled],
@@ -111,7 +128,7 @@ def _accepted(
             wanted -= 1
             yield replace(candidate, memory=split_compiled(compiled, candidate.memory), compiled=compiled)
         else:
-            dropped["refused by the compiler"] += 1
+            dropped[_REFUSED] += 1
 
 
 def _rank(candidate: Candidate) -> tuple[float, int, int]:

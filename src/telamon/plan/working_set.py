@@ -7,10 +7,11 @@ operand of its size that is not read again. A loop takes what it carries and sta
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 ROWS = 1009
@@ -21,6 +22,7 @@ _CALLED = {"scan", "while", "cond"}
 _FROM_MEMORY = _CALLED | {
     *("dot_general", "conv_general_dilated", "ragged_dot_general", "gather", "scatter", "scatter-add", "sort", "top_k"),
     *("pallas_call", "custom_call", "ffi_call"),
+    *("all_gather", "reduce_scatter", "psum", "psum_invariant", "pmax", "all_to_all", "ragged_all_to_all", "ppermute"),
 }
 """Operations that read what they are given from memory."""
 _TO_MEMORY = _FROM_MEMORY | {
@@ -28,6 +30,18 @@ _TO_MEMORY = _FROM_MEMORY | {
     *("concatenate", "dynamic_update_slice", "device_put"),
 }
 """Operations whose results nothing that follows makes part of itself."""
+_ASIDE = "_worked_out_aside"
+"""Name of calls that are one operation."""
+
+
+def aside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as one operation, which reads from memory and writes there, and whose working set is not its jaxpr's (see `Size.aside`)."""
+
+    def called(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    called.__name__ = _ASIDE
+    return jax.jit(called)
 
 
 @dataclass(frozen=True)
@@ -36,16 +50,21 @@ class Size:
 
     fixed: int = 0
     row: int = 0
+    aside: int = 0
+    """How often the working set of what was put `aside` comes on top."""
 
     def __add__(self, other: "Size") -> "Size":
-        return Size(self.fixed + other.fixed, self.row + other.row)
+        return Size(self.fixed + other.fixed, self.row + other.row, self.aside + other.aside)
 
     def __sub__(self, other: "Size") -> "Size":
-        return Size(self.fixed - other.fixed, self.row - other.row)
+        return Size(self.fixed - other.fixed, self.row - other.row, self.aside - other.aside)
 
-    def at(self, rows: float) -> int:
-        """Bytes with this many rows, which need not be whole where rows stand for tokens."""
-        return round(self.fixed + self.row * rows)
+    def at(self, rows: float, aside: int = 0) -> int:
+        """Bytes with this many rows, which need not be whole where rows stand for tokens, and this working set of what is aside."""
+        return round(self.fixed + self.row * rows) + self.aside * aside
+
+
+_APART = (Size(aside=1),)
 
 
 def size_of(array: Any) -> Size:
@@ -66,9 +85,9 @@ def working_set(jaxpr: Jaxpr, *, handed_on: int = 0, adds_in_place: bool = False
     return _Program(jaxpr, handed_on, adds_in_place).peaks()
 
 
-def most(moments: Iterable[Size], rows: float) -> int:
+def most(moments: Iterable[Size], rows: float, aside: int = 0) -> int:
     """The peak with this many rows, in bytes."""
-    return max((moment.at(rows) for moment in moments), default=0)
+    return max((moment.at(rows, aside) for moment in moments), default=0)
 
 
 @dataclass
@@ -142,8 +161,10 @@ class _Program:
             if self.adds_in_place and eqn.primitive.name == "add" and self.inputs & set(reads) and self.products & set(reads):
                 for number in (*makes, *self.products.intersection(reads)):
                     self.values[number].size = Size()
-            inner = _inner(eqn, self.adds_in_place)
-            self.ops.append(_Op(eqn.primitive.name in _FROM_MEMORY, eqn.primitive.name in _TO_MEMORY, reads, makes, inner))
+            apart = eqn.params.get("name") == _ASIDE
+            inner = _APART if apart else _inner(eqn, self.adds_in_place)
+            from_memory, to_memory = apart or eqn.primitive.name in _FROM_MEMORY, apart or eqn.primitive.name in _TO_MEMORY
+            self.ops.append(_Op(from_memory, to_memory, reads, makes, inner))
 
     def peaks(self) -> tuple[Size, ...]:
         """See `working_set`."""
@@ -159,7 +180,7 @@ class _Program:
             ends = [number for number in self._read_by(op).union(made) if last.get(number) == index and number not in self.inputs]
             freed = sum((self.values[number].size for number in ends), Size())
             grown = sum((self.values[number].size for number in made), Size())
-            reused = self._reused(made, set(ends).difference(made)) if not op.to_memory or op.inner else Size()
+            reused = self._reused(made, set(ends).difference(made)) if not op.to_memory or op.inner not in ((), _APART) else Size()
             moments += [live + grown - reused + inner for inner in op.inner or (Size(),)]
             live = live + grown - freed
         return _undominated(moments)
@@ -210,7 +231,7 @@ class _Program:
 
 def _called(eqn: JaxprEqn) -> Jaxpr | None:
     """The jaxpr of an equation that only calls one, with the equation's own inputs and outputs."""
-    if eqn.primitive.name in _TO_MEMORY:
+    if eqn.primitive.name in _TO_MEMORY or eqn.params.get("name") == _ASIDE:
         return None
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         inner = eqn.params.get(name)
@@ -231,9 +252,9 @@ def _without_constants(jaxpr: Any) -> Jaxpr:
 
 
 def _undominated(moments: Sequence[Size]) -> tuple[Size, ...]:
-    """Those that are the largest for some number of rows, or may be."""
+    """Those that are the largest for some number of rows and some working set of what is aside, or may be."""
     kept: list[Size] = []
-    for moment in sorted(set(moments), key=lambda size: (-size.row, -size.fixed)):
-        if not kept or moment.fixed > kept[-1].fixed:
+    for moment in sorted(set(moments), key=lambda size: (-size.aside, -size.row, -size.fixed)):
+        if not kept or moment.aside < kept[-1].aside or moment.fixed > kept[-1].fixed:
             kept.append(moment)
     return tuple(kept)
