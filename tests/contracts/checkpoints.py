@@ -57,10 +57,11 @@ def config(fixture: fixtures.Fixture) -> HfFamily:
 
 
 def tensors_of(fixture: fixtures.Fixture, config: HfFamily) -> dict[str, np.ndarray]:
-    """The checkpoint's tensors that the model needs, under their canonical names."""
+    """The checkpoint's tensors that the model needs, under their canonical names, but for those that only repeat another one."""
+    repeated = config.copies(Model(config.spec()))
     with tempfile.TemporaryDirectory() as folder, SafetensorsFolder(fixture.checkpoint(Path(folder))) as source:
         names = {config.canonical(name): name for name in source.tensors}
-        return {canonical: np.array(source.read(name)) for canonical, name in names.items() if canonical is not None}
+        return {canonical: np.array(source.read(name)) for canonical, name in names.items() if canonical and canonical not in repeated}
 
 
 def to_tree(model: Model, tensors: list[HfTensor], arrays: dict[str, np.ndarray]) -> Weights:
@@ -75,7 +76,7 @@ def to_tree(model: Model, tensors: list[HfTensor], arrays: dict[str, np.ndarray]
 def buffers(case: Case) -> set[str]:
     """Tensors that no gradient reaches, here and in transformers."""
     info = flatten(case.model.info)
-    return {tensor.name for tensor in case.tensors if info[tensor.parts[0].path].role == "buffer"}
+    return {tensor.name for tensor in case.tensors if info[tensor.parts[0].path].role == "buffer" and "mtp." not in tensor.parts[0].path}
 
 
 def _nested(model: Model, flat: dict[str, np.ndarray]) -> Weights:
@@ -95,7 +96,7 @@ class Answers:
     jump: np.ndarray
     loss: float
     gradients: dict[str, np.ndarray]
-    """By Hugging Face name, in the file's shape."""
+    """By Hugging Face name, in the file's shape; of all that the loss depends on."""
 
 
 @functools.cache
@@ -131,8 +132,14 @@ def ask(name: str) -> Answers:
         long=logits[4:-1, : len(ones)],
         jump=logits[-1, : len(ones)],
         loss=float(value),
-        gradients={tensor.name: tensor.to_hf([flat[part.path][part.index] for part in tensor.parts]) for tensor in case.tensors},
+        gradients=by_tensor(case, flat, further=False),
     )
+
+
+def by_tensor(case: Case, flat: dict[str, np.ndarray], *, further: bool) -> dict[str, np.ndarray]:
+    """Values by path as the file's tensors: those of the model itself, or of what predicts further tokens."""
+    tensors = [tensor for tensor in case.tensors if tensor.parts[0].path.startswith("mtp.") == further]
+    return {tensor.name: tensor.to_hf([flat[part.path][part.index] for part in tensor.parts]) for tensor in tensors}
 
 
 def _row(ids: np.ndarray, positions: np.ndarray, segments: np.ndarray, length: int) -> tuple[np.ndarray, ...]:

@@ -164,8 +164,10 @@ def test_v2_files_name_groups_that_only_one_method_heeds():
     assert config_from_hf(limited.to_hf()) == limited
 
 
-def test_only_as_many_layers_are_left_out_as_the_file_says_to_predict_further_tokens():
+def test_layers_that_predict_further_tokens_are_those_that_the_file_has():
+    """What transformers saves names such a layer in its config.json, and lacks its tensors."""
     config = config_from_hf(fixtures.load("deepseek-v3-mtp").config)
-    assert config.canonical("model.layers.1.self_attn.o_proj.weight") is not None
-    assert config.canonical("model.layers.2.self_attn.o_proj.weight") is None
-    assert config.canonical("model.layers.3.self_attn.o_proj.weight") is not None, "an import then names it as left over"
+    assert config.as_stored(["model.norm.weight", "model.layers.2.enorm.weight"]) == config
+    without = config.as_stored(["model.norm.weight", "model.layers.1.mlp.gate.weight"])
+    assert without.spec() == config.spec().main != config.spec()
+    assert len(config.model_copy(update={"mtp_layers": 2}).spec().mtp) == 2

@@ -303,14 +303,23 @@ class CheckpointStore:
         self._own.add(step)
         return state, contents.meta
 
-    def restore_subtree(self, step: int, name: str, abstract: Any, *, target: str = "the model of this run") -> Any:
-        """Read one branch of a checkpoint, such as "params", as :meth:`restore` does the whole."""
-        return self._load(self.contents(step), abstract, f"{name}.", target)
+    def restore_subtree(
+        self, step: int, name: str, abstract: Any, *, target: str = "the model of this run", spare: str | None = None
+    ) -> Any:
+        """Read one branch of a checkpoint, such as "params", as :meth:`restore` does the whole.
 
-    def _load(self, contents: Manifest, abstract: Any, prefix: str, target: str) -> Any:
+        `spare` names a branch of it whose arrays need not be wanted, such as "mtp": those that are not are left out.
+        """
+        return self._load(self.contents(step), abstract, f"{name}.", target, None if spare is None else f"{name}.{spare}.")
+
+    def _load(self, contents: Manifest, abstract: Any, prefix: str, target: str, spare: str | None = None) -> Any:
         folder = self.path(contents.step)
-        saved = {name: info for name, info in contents.arrays.items() if name.startswith(prefix)}
         wanted = trees.named_leaves(abstract, prefix)
+        saved = {
+            name: info
+            for name, info in contents.arrays.items()
+            if name.startswith(prefix) and (name in wanted or spare is None or not name.startswith(spare))
+        }
         cut_alike = layouts.layouts(saved) == layouts.layouts(wanted)
         compared = (saved, wanted) if cut_alike else (layouts.by_layer(saved), layouts.by_layer(wanted))
         trees.check_fits(*compared, checkpoint=str(folder), target=target)

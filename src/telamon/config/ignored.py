@@ -34,6 +34,7 @@ RULES = (
     Rule(("optimizer.schedule.warmup_fraction",), "optimizer.schedule.warmup_steps", lambda steps: steps is None, "none"),
     Rule(("eval.every", "eval.batch_size", "eval.batches"), "data.val_fraction", lambda share: share > 0, "more than 0"),
     Rule(("sample.prompts", "sample.temperature"), "sample.tokens", lambda tokens: tokens > 0, "more than 0"),
+    Rule(("train.mtp_weight",), "model.mtp_layers", lambda layers: layers is not None and layers > 0, "1 or more"),
 )
 
 
@@ -45,15 +46,18 @@ def refuse_idle(loaded: "Loaded", written: Sequence[Callable[[str], bool]]) -> N
     for rule in RULES:
         for index in range(len(loaded.config.data.sources)) if "*" in rule.needs else (0,):
             needs = rule.needs.replace("*", str(index))
-            value = loaded.value(needs)
+            family, _, field = needs.rpartition(".")
+            lacking = family == "model" and field not in type(loaded.config.model).model_fields  # a size that another family has
+            value = None if lacking else loaded.value(needs)
             if rule.test(value):
                 continue
             for key in (key.replace("*", str(index)) for key in rule.keys):
                 if _newest(written, key) >= max(_newest(written, needs), 0):
+                    given = f"{key}={loaded.value(key)} has no effect with"
+                    if lacking:
+                        raise ConfigError(f"{given} model.family={loaded.config.model.family}, which has no {field}; leave it out")
                     shown = "none" if value is None else value
-                    raise ConfigError(
-                        f"{key}={loaded.value(key)} has no effect with {needs}={shown}; leave it out, or set {needs} to {rule.wanted}"
-                    )
+                    raise ConfigError(f"{given} {needs}={shown}; leave it out, or set {needs} to {rule.wanted}")
 
 
 def _newest(written: Sequence[Callable[[str], bool]], key: str) -> int:

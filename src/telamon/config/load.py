@@ -208,7 +208,8 @@ def _check_begun(loaded: Loaded, run: str, saved: RunConfig) -> None:
     model, of_weights = loaded.config.model, plain(saved.model)
     for name, ours in plain(model).items():
         theirs = of_weights.get(name)
-        if isinstance(ours, int | str) and name not in model.beside_weights and ours != theirs:
+        fewer = name in model.may_be_fewer and isinstance(theirs, int) and 0 <= ours <= theirs
+        if isinstance(ours, int | str) and name not in model.beside_weights and ours != theirs and not fewer:
             raise ConfigError(
                 f"model.{name}={messages.show(ours)} does not fit the weights of train.init_from={run}, which have {messages.show(theirs)}: "
                 f"{loaded.origin(f'model.{name}')}; leave it out, or begin with other weights"

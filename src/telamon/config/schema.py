@@ -60,6 +60,9 @@ class ModelConfig(Section):
     beside_weights: ClassVar[frozenset[str]] = frozenset({"preset", "published_parameters", "max_positions", "vocab_multiple"})
     """Fields of whole numbers or names that weights do not depend on, or not in what they hold: spare rows come and go."""
 
+    may_be_fewer: ClassVar[frozenset[str]] = frozenset()
+    """Numbers of things that a model can do without: of weights that have more, the others are left out."""
+
     def spec(self) -> Any:
         """The architecture that the sizes stand for, a `telamon.models.spec.ModelSpec`; every family has its own."""
         raise NotImplementedError(f"the model family {self.family!r} does not say what it builds")

@@ -53,6 +53,8 @@ class _Plan:
     stored: dict[str, np.dtype]
     """Dotted path of a weight -> type on disk: the source's, or where layers differ, the narrowest that holds all of them exactly."""
     parameters: int
+    lacking: tuple[str, ...]
+    """What config.json speaks of, as fields of a model, and the source has no tensors of."""
 
 
 def import_from(
@@ -126,14 +128,17 @@ def import_model(source: TensorSource, run: Path, *, console: "Console", overwri
 
 
 def _plan(source: TensorSource) -> _Plan:
-    config = config_from_hf(source.config, source=f"{source.origin}: config.json")
+    stated = config_from_hf(source.config, source=f"{source.origin}: config.json")
+    config = stated.as_stored({name for name in map(stated.canonical, source.tensors) if name is not None})
     model = Model(config.spec())
     match = match_tensors(source, config, model)
     types: dict[str, set[np.dtype]] = defaultdict(set)
     for name, tensor in match.tensors.items():
         for part in tensor.parts:
             types[part.path].add(numpy_dtype(source.tensors[name].dtype))
-    return _Plan(config, match, {path: reduce(jnp.promote_types, found) for path, found in types.items()}, model.parameter_count)
+    stored = {path: reduce(jnp.promote_types, found) for path, found in types.items()}
+    lacking = tuple(f"{name}={value}" for name, value in stated if value != getattr(config, name))
+    return _Plan(config, match, stored, model.parameter_count, lacking)
 
 
 def _say(console: "Console", source: TensorSource, plan: _Plan) -> None:
@@ -150,6 +155,8 @@ def _say(console: "Console", source: TensorSource, plan: _Plan) -> None:
     )
     if skipped:
         line(console, f"  {len(skipped)} tensors that the text model does not need are left out, such as {skipped[0]}")
+    if plan.lacking:
+        line(console, f"  config.json says {', '.join(plan.lacking)}, and there are no tensors of it: the model is imported without")
     if "tokenizer.json" not in source.assets:
         line(
             console,

@@ -18,6 +18,7 @@ from telamon.errors import ConfigError, DataError
 from telamon.infer.engine import Generator
 from telamon.infer.text_record import TextRecord
 from telamon.models.decoder import Numerics
+from telamon.models.mtp import FURTHER
 from telamon.models.weights import Model, Weights
 from telamon.parallel.mesh import build_mesh
 from telamon.parallel.start import keep_programs
@@ -111,8 +112,8 @@ def open_run(folder: str, *, imports: tuple[str, ...] = (), template: Path | Non
         raise store.none_whole(folder)
     keep_programs(config.run.compile_cache)
     mesh = build_mesh(MeshConfig())
-    model = Model(config.model.spec(), Numerics(dtype=config.train.compute_dtype))
-    weights = store.restore_subtree(step, "weights", model.abstract(mesh), target=f"the model of {folder}/{CONFIG}")
+    model = Model(config.model.spec().main, Numerics(dtype=config.train.compute_dtype))
+    weights = store.restore_subtree(step, "weights", model.abstract(mesh), target=f"the model of {folder}/{CONFIG}", spare=FURTHER)
     return OpenedRun(folder, config, step, model, weights, mesh, tokenizer, chat, ends_of_text(folder, tokenizer))
 
 

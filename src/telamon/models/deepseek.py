@@ -6,6 +6,7 @@ the weights of the chosen sum to one.
 """
 
 import re
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -21,6 +22,7 @@ from telamon.models.dense import PRE_NORM_NAMES
 from telamon.models.hf_config import HfAttributes
 from telamon.models.hf_weights import Names
 from telamon.models.mixture import EXPERT_NAMES, MixtureBesideDense
+from telamon.models.spec import ModelSpec
 
 _LAYER = "model.layers.{layer}"
 
@@ -40,6 +42,16 @@ DEEPSEEK_NAMES: Names = {
     "ffn.shared.up": f"{_LAYER}.mlp.shared_experts.up_proj.weight",
     "ffn.shared.down": f"{_LAYER}.mlp.shared_experts.down_proj.weight",
 }
+
+MTP_NAMES: Names = {
+    "mtp.enorm.scale": f"{_LAYER}.enorm.weight",
+    "mtp.hnorm.scale": f"{_LAYER}.hnorm.weight",
+    "mtp.projection": f"{_LAYER}.eh_proj.weight",
+    "mtp.norm.scale": f"{_LAYER}.shared_head.norm.weight",
+    "mtp.embedding": f"{_LAYER}.embed_tokens.weight",
+    "mtp.head": f"{_LAYER}.shared_head.head.weight",
+}
+"""What a layer for multi-token prediction, numbered behind the model's own, has beside a block; its tables repeat the model's."""
 
 
 class DeepseekSizes(MixtureBesideDense):
@@ -224,9 +236,13 @@ class DeepseekV3Config(DeepseekSizes):
         default="interleaved", description="Rotated features that turn together: interleaved (2i and 2i + 1) or halves (i and i + half)."
     )
     mtp_layers: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Layers for multi-token prediction that a checkpoint has behind the model's own."
+        default=0,
+        description="Layers that predict tokens beyond the next one, in training alone, one token further each (published checkpoints have 1; "
+        "the published number of parameters leaves it out). Fewer than the weights of train.init_from have: the others are left out.",
     )
 
+    may_be_fewer: ClassVar[frozenset[str]] = frozenset({"mtp_layers"})
+    hf_names: ClassVar[Names] = {**DEEPSEEK_NAMES, **MTP_NAMES}
     hf_model_types: ClassVar[tuple[str, ...]] = ("deepseek_v3",)
     hf_architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
     hf_scoring: ClassVar[Literal["softmax", "sigmoid"]] = "sigmoid"
@@ -269,11 +285,18 @@ class DeepseekV3Config(DeepseekSizes):
             scale=self.expert_scale,
         )
 
-    def canonical(self, name: str) -> str | None:
-        """See `HfFamily`."""
-        layer = re.match(r"model\.layers\.(\d+)\.", name)
-        beyond = layer is not None and self.n_layers <= int(layer[1]) < self.n_layers + self.mtp_layers
-        return None if beyond else super().canonical(name)
+    def spec(self) -> ModelSpec:
+        """See `RotarySizes`; a layer for multi-token prediction is as one of the model's own at its number would be."""
+        numbers = range(self.n_layers, self.n_layers + self.mtp_layers)
+        plain = self.block(windowed=False)
+        further = tuple(plain if number < self.n_dense else self._with_experts(plain) for number in numbers)
+        return super().spec().model_copy(update={"mtp": further})
+
+    def as_stored(self, names: Collection[str]) -> Self:
+        """See `HfFamily`. Transformers drops layers for multi-token prediction, and what it saves still names them in its config.json."""
+        layers = {int(found[1]) for name in names if (found := re.match(r"model\.layers\.(\d+)\.", name))}
+        further = {self.n_layers + depth for depth in range(self.mtp_layers)}
+        return self if layers & further else self.model_copy(update={"mtp_layers": 0})
 
     @classmethod
     def read_hf(cls, hf: HfAttributes) -> dict[str, Any]:

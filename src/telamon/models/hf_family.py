@@ -2,6 +2,7 @@
 
 import abc
 import re
+from collections.abc import Collection
 from typing import Any, ClassVar, Self
 
 from telamon.config.schema import ModelConfig
@@ -50,6 +51,10 @@ class HfFamily(ModelConfig, abc.ABC):
             if name.startswith(beginning):
                 return ours + name.removeprefix(beginning)
         return name
+
+    def as_stored(self, names: Collection[str]) -> Self:
+        """The sizes of a file that holds these tensors, by their canonical names, where it may lack a part that its config.json speaks of."""
+        return self
 
     def tensors(self, model: Model) -> list[HfTensor]:
         """The tensors of the family's checkpoint, layer by layer, and the weights of `model` that each holds."""

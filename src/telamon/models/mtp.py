@@ -19,6 +19,9 @@ from telamon.layers.param import matrix
 from telamon.layers.parts import Aux, Context
 from telamon.parallel.rules import constrain
 
+FURTHER = "mtp"
+"""Branch of a model's weights that holds them; a forward that generates reads nothing of it."""
+
 
 class Predictor(nnx.Module):
     """A depth. Weights: enorm and hnorm of the two inputs, projection [2D, D], the block's own, and norm.

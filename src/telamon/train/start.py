@@ -12,13 +12,15 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from telamon.checkpoint.store import CheckpointStore
+from telamon.config.load import load_run
 from telamon.config.schema import RunConfig
 from telamon.data.chat_template import configured_template
 from telamon.data.loader import ArithmeticLoader, Loader, open_loader
 from telamon.data.tokenizer import TextTokenizer
 from telamon.errors import CheckpointError, ConfigError
-from telamon.infer.run import CHECKPOINTS, GENERATION, HF_RECORD, TOKENIZER
+from telamon.infer.run import CHECKPOINTS, CONFIG, GENERATION, HF_RECORD, TOKENIZER
 from telamon.infer.text_record import TextRecord
+from telamon.models.mtp import FURTHER
 from telamon.models.weights import WeightInfo, Weights
 from telamon.parallel.rules import weight_sharding
 from telamon.train.flags import describe_flags
@@ -53,11 +55,17 @@ def describe_job(job: Job) -> dict[str, str]:
         "devices": f"{job.mesh.size} x {job.mesh.devices.flat[0].device_kind}: {axes}",
         "batch": f"{train.batch_size} rows of {train.seq_len} tokens, {train.accumulate} microbatch{'es' if train.accumulate > 1 else ''}",
         "attention": "documents in one row cannot see each other",
-        "weights": f"those of {train.init_from}" if train.init_from else f"fresh, from seed {train.seed}",
+        "weights": f"those of {_begun(job, train.init_from)}" if train.init_from else f"fresh, from seed {train.seed}",
         "schedule": describe_schedule(config),
         "XLA options": describe_flags(config, job.mesh.devices.flat[0]),
         **ready,
     }
+
+
+def _begun(job: Job, run: str) -> str:
+    """The run that weights are from, and what is left of them."""
+    left = len(load_run(join(run, CONFIG)).config.model.spec().mtp) - len(job.model.spec.mtp)
+    return f"{run}, without {left} of its layers for multi-token prediction" if left > 0 else run
 
 
 def open_data(config: RunConfig, run: RunDirectory, console: Console, *, allow_mismatch: bool = False) -> ArithmeticLoader:
@@ -156,7 +164,7 @@ def _restore_weights(job: Job, store: CheckpointStore, step: int) -> Weights:
         if stored is not None and len(stored.shape) == len(info.shape) and stored.shape[dim] >= job.model.spec.vocab_size:
             shape = (*info.shape[:dim], stored.shape[dim], *info.shape[dim + 1 :])
             abstract[name] = jax.ShapeDtypeStruct(shape, abstract[name].dtype, sharding=weight_sharding(job.mesh, info.axes, shape))
-    return store.restore_subtree(step, "weights", abstract)
+    return store.restore_subtree(step, "weights", abstract, spare=FURTHER)
 
 
 def _with_spare_rows(job: Job, weights: Weights) -> Weights:
