@@ -42,12 +42,16 @@ class Work:
     """A training step to compile, with full recomputation and everything split over all devices."""
 
     model: str
-    """MaxText's name and the preset's."""
+    """MaxText's name."""
     machine: str
     """The cloud's name, which both sides know: v6e-256 has 256 chips, v5p-512 has 256 of two cores each."""
     seq_len: int
     rows: int
     """Rows on each device."""
+    preset: str | None = None
+    """Ours, where it has another name."""
+    mesh: tuple[str, ...] = ()
+    """Our mesh, where `fsdp` over all devices does not divide the model."""
 
     @property
     def maxtext(self) -> list[str]:
@@ -64,8 +68,8 @@ class Work:
     def telamon(self) -> list[str]:
         """The arguments of `telamon`."""
         rows = self.rows * parse_topology(self.machine).device_count
-        sizes = [f"model.preset={self.model}", f"train.seq_len={self.seq_len}", f"train.batch_size={rows}"]
-        return ["plan", RUN, *sizes, "--on", self.machine, "--only", "train", "--json"]
+        sizes = [f"model.preset={self.preset or self.model}", f"train.seq_len={self.seq_len}", f"train.batch_size={rows}", *self.mesh]
+        return ["plan", RUN, *sizes, "--on", self.machine, "--only", "train", "--json", "--timeout", f"{TIMEOUT:.0f}"]
 
 
 COMMON = (
@@ -123,18 +127,16 @@ class Turns:
     """Ours without the generation of code, where it was asked for."""
 
 
-def turns(work: Work, rounds: int, *, ours: bool = True, quick: bool = False) -> Turns:
+def turns(work: Work, rounds: int, *, quick: bool = False) -> Turns:
     """Both commands in turns; who begins a round changes from round to round.
 
     Args:
         work: what is compiled.
         rounds: turns of each side.
-        ours: otherwise MaxText alone.
         quick: ours with `--quick` as well, as a third side.
     """
     taken = Turns()
-    sides: list[Any] = [("MaxText", compile_with_maxtext, taken.maxtext)]
-    sides += [("Telamon", compile_with_telamon, taken.telamon)] * ours
+    sides: list[Any] = [("MaxText", compile_with_maxtext, taken.maxtext), ("Telamon", compile_with_telamon, taken.telamon)]
     sides += [("Telamon --quick", partial(compile_with_telamon, quick=True), taken.quick)] * quick
     for number in range(rounds):
         for name, compile_work, outcomes in sides if number % 2 else sides[::-1]:
