@@ -19,6 +19,8 @@ from telamon.errors import ConfigError
         ("optimizer.schedule.decay_fraction=0.2", "optimizer.schedule.kind=cosine", "optimizer.schedule.kind=wsd"),
         ("optimizer.schedule.final_fraction=0.2", "optimizer.schedule.kind=constant", "optimizer.schedule.kind=cosine"),
         ("optimizer.schedule.warmup_fraction=0.1", "optimizer.schedule.warmup_steps=3", "optimizer.schedule.warmup_steps=none"),
+        ("train.experts.capacity_factor=2.0", "train.experts.path=dense", "train.experts.path=capacity"),
+        ("train.experts.balance_weight=0.1", "train.experts.balance=none", "train.experts.balance=batch"),
         ("eval.every=3", "data.val_fraction=0.0", "data.val_fraction=0.1"),
         ("eval.batch_size=16", "data.val_fraction=0.0", "data.val_fraction=0.1"),
         ("eval.batches=3", "data.val_fraction=0.0", "data.val_fraction=0.1"),

@@ -32,6 +32,8 @@ RULES = (
     Rule(("optimizer.schedule.decay_fraction",), "optimizer.schedule.kind", lambda kind: kind == "wsd", "wsd"),
     Rule(("optimizer.schedule.final_fraction",), "optimizer.schedule.kind", lambda kind: kind != "constant", "cosine or wsd"),
     Rule(("optimizer.schedule.warmup_fraction",), "optimizer.schedule.warmup_steps", lambda steps: steps is None, "none"),
+    Rule(("train.experts.capacity_factor",), "train.experts.path", lambda path: path == "capacity", "capacity"),
+    Rule(("train.experts.balance_weight",), "train.experts.balance", lambda balance: balance != "none", "batch or sequence"),
     Rule(("eval.every", "eval.batch_size", "eval.batches"), "data.val_fraction", lambda share: share > 0, "more than 0"),
     Rule(("sample.prompts", "sample.temperature"), "sample.tokens", lambda tokens: tokens > 0, "more than 0"),
     Rule(("train.mtp_weight",), "model.mtp_layers", lambda layers: layers is not None and layers > 0, "1 or more"),

@@ -15,6 +15,7 @@ from telamon.config.checks import check_devices
 from telamon.config.schema import RunConfig
 from telamon.errors import ConfigError
 from telamon.kernels import cross_entropy_pick, picks
+from telamon.kernels import experts as experts_kernels
 from telamon.kernels.attention import pick as attention_pick
 from telamon.layers.parts import HowExperts
 from telamon.models.decoder import Numerics
@@ -181,10 +182,12 @@ def numerics(config: RunConfig) -> Numerics:
 
 
 def check_paths(config: RunConfig, platform: str) -> None:
-    """Raise ConfigError where the run names a path of attention or of the loss that a platform does not have."""
+    """Raise ConfigError where the run names a path of attention, of the loss or of experts that a platform does not have."""
     how = config.train
     picks.check_name("attention", attention_pick.PLATFORMS.get(platform, ("chunked",)), wanted=how.attention, platform=platform)
     picks.check_name("loss", cross_entropy_pick.PLATFORMS.get(platform, ("chunked",)), wanted=how.loss, platform=platform)
+    grouped = experts_kernels.PLATFORMS.get(platform, ("blocked", "ragged_dot"))
+    picks.check_name("experts", (*grouped, "capacity", "dense"), wanted=how.experts.path, platform=platform)
 
 
 def _check_host_memory(config: RunConfig, device: Any) -> None:
