@@ -19,6 +19,9 @@ from telamon.models.weights import Model, WeightInfo, Weights
 
 SIZES: dict[str, Any] = {"vocab_size": 64, "d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "d_ff": 48}
 
+INDIVISIBLE: dict[str, Any] = {"vocab_size": 62, "d_model": 36, "head_dim": 6, "d_ff": 44}
+"""Sizes of which none is a multiple of 8."""
+
 Rows = Sequence[Sequence[int]]
 
 

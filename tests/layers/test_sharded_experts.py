@@ -19,8 +19,8 @@ from telamon.parallel.rules import batch_sharding
 
 pytestmark = pytest.mark.xdist_group("mesh")
 
-B, T, D, F, E, X = 8, 12, 16, 32, 8, 2
-_ONE_EXPERT = 3 * 4 * D * F
+B, T, E, X = 8, 12, 8, 2
+_ONE_EXPERT = 3 * 4 * 16 * 32
 
 
 class _Case(NamedTuple):
@@ -31,6 +31,8 @@ class _Case(NamedTuple):
     weigh_input: bool = False
     block: int = 2**30
     """Bytes of gradients of a block of experts."""
+    sizes: tuple[int, int] = (16, 32)
+    """Widths D and F."""
 
 
 CASES = {
@@ -38,6 +40,7 @@ CASES = {
     "expert 4, fsdp 2, an expert at a time": _Case({"expert": 4, "fsdp": 2}, forced=False, block=_ONE_EXPERT),
     "expert 2, fsdp 2, tensor 2, biases": _Case({"expert": 2, "fsdp": 2, "tensor": 2}, forced=True, bias=True, block=_ONE_EXPERT),
     "fsdp 8, two experts at a time": _Case({"fsdp": 8}, forced=True, block=2 * _ONE_EXPERT),
+    "fsdp 4, which splits whole experts": _Case({"fsdp": 4}, forced=False, block=4 * 3 * 4 * 18 * 30, sizes=(18, 30)),
     "data 2, tensor 2, weights on the input": _Case({"data": 2, "tensor": 2}, forced=False, bias=True, weigh_input=True),
 }
 
@@ -54,6 +57,7 @@ def _routing(rng: np.random.Generator, *, forced: bool) -> Routing:
 @pytest.mark.parametrize("name", CASES)
 def test_what_devices_make_together_is_what_one_makes(name: str, monkeypatch: pytest.MonkeyPatch):
     case = CASES[name]
+    D, F = case.sizes
     monkeypatch.setattr(sharded_experts, "BLOCK_BYTES", case.block)
     how: Any = {"activation": "swiglu_oss", "limit": 2.0} if case.bias else {"activation": "silu", "limit": None}
     layer = Experts(count=E, chosen=X, d_model=D, d_ff=F, bias=case.bias, weigh_input=case.weigh_input, scale=1.0, rngs=nnx.Rngs(0), **how)

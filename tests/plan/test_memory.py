@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from telamon.config.load import load_run
-from telamon.config.schema import OptimizerConfig, RunConfig
+from telamon.config.schema import MeshConfig, OptimizerConfig, RunConfig
 from telamon.errors import ConfigError
 from telamon.plan.memory import Memory, estimate_decode_memory, estimate_memory, split_compiled
 from telamon.plan.topology import parse_topology
@@ -59,8 +59,15 @@ def test_the_expert_axis_halves_experts_alone():
 
 
 def test_an_uneven_dimension_stays_whole():
-    memory = estimate_memory(_run({"d_model": 36}, mesh={"replicated_limit": 1.0}), 8)
-    assert memory.weights == estimate_memory(_run({"d_model": 36}), 1).weights
+    memory = estimate_memory(_run(tiny.INDIVISIBLE, mesh={"replicated_limit": 1.0}), 8)
+    assert memory.weights == estimate_memory(_run(tiny.INDIVISIBLE), 1).weights
+
+
+def test_an_axis_for_experts_halves_experts_alone():
+    sizes = {"n_experts": 8, "top_k": 2, "d_ff": 24}
+    run = RunConfig.model_validate({**dict(tiny.run(family="mixtral", model=sizes)), "mesh": {"fsdp": 1, "expert": 2}})
+    one, two = estimate_memory(run.model_copy(update={"mesh": MeshConfig()}), 1), estimate_memory(run, 2)
+    assert one.weights - two.weights == 4 * 2 * 8 * 3 * 32 * 24 // 2
 
 
 def test_replicas_halve_nothing_but_the_batch():

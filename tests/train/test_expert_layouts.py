@@ -3,6 +3,7 @@
 The model's first layer is Mixtral's; in the second experts are chosen by sigmoids with a bias, within groups, beside one that is shared.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -59,7 +60,7 @@ def _job(layout: str, kind: Any = "adamw", **experts: Any) -> Job:
         optimizer=OptimizerConfig(kind=kind, learning_rate=1e-2, schedule=ScheduleConfig(kind="cosine", warmup_steps=2)),
         mesh=LAYOUTS[layout],
     )
-    count = np.prod(list(LAYOUTS[layout].sizes().values()))
+    count = math.prod(LAYOUTS[layout].sizes().values())
     return make_job(config, devices=jax.devices()[:count])
 
 

@@ -115,7 +115,7 @@ def test_a_fresh_state_is_made_in_place_and_in_one_shape():
 
 
 def test_a_job_that_would_keep_its_weights_whole_is_refused():
-    config = tiny.run(model={"d_model": 36}).model_copy(update={"mesh": MeshConfig(fsdp=8)})
+    config = tiny.run(model=tiny.INDIVISIBLE).model_copy(update={"mesh": MeshConfig(fsdp=8)})
     with pytest.raises(ConfigError, match="of the parameters would stay unsharded"):
         make_job(config)
 
