@@ -316,3 +316,14 @@ def test_a_model_that_nobody_published_is_written_and_read_back_as_the_same(fixt
     """A window that no layer has is none."""
     sizes = config_from_hf(fixtures.load(fixture).config).model_copy(update=changes)
     assert config_from_hf(sizes.to_hf()).spec() == sizes.spec()
+
+
+def test_windows_and_chunks_that_no_layer_has_are_written_all_the_same():
+    """Transformers makes the masks of GPT-OSS's windows and Llama 4's chunks whether or not a layer takes them."""
+    for fixture, none, attribute in (
+        ("gpt-oss", {"layer_pattern": "G", "window": None}, "sliding_window"),
+        ("llama4-maverick", {"layer_pattern": "N", "chunk": None}, "attention_chunk_size"),
+    ):
+        sizes = config_from_hf(fixtures.load(fixture).config).model_copy(update=none)
+        assert sizes.to_hf()[attribute]
+        assert config_from_hf(sizes.to_hf()) == sizes

@@ -97,12 +97,12 @@ class GptOssConfig(MixtureSizes, OptionalWindow, OptionalBias):
         }
 
     def to_hf(self) -> dict[str, Any]:
-        """See `DenseSizes`. A file that says nothing of a stretch would mean the published one."""
+        """See `DenseSizes`. A file that says nothing of a stretch would mean the published one; transformers asks for a window that no layer has."""
         plain = {"rope_scaling": {"rope_type": "default"}} if self.rope_scaling is None else {}
         return super().to_hf() | {
             "num_local_experts": self.n_experts,
             "num_experts_per_tok": self.top_k,
-            "sliding_window": self.window,
+            "sliding_window": self.window or 128,
             "layer_types": self.layer_types(),
             "swiglu_limit": self.swiglu_limit,
             **plain,

@@ -162,7 +162,7 @@ class Llama4Config(MixtureBesideDense, OptionalBias):
             "moe_layers": [layer for layer, mixes in enumerate(mixtures) if mixes],
             "no_rope_layers": [int(letter != "N") for letter in letters],
             "layer_types": ["chunked_attention" if letter == "C" else "full_attention" for letter in letters],
-            "attention_chunk_size": self.chunk,
+            "attention_chunk_size": self.chunk or 8192,  # transformers asks for one that no layer has, too
             "use_qk_norm": self.qk_norm,
             "attn_temperature_tuning": self.temperature is not None,
             **tuned,
