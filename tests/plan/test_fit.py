@@ -48,6 +48,14 @@ def test_a_models_positions_bound_the_row(asked: list[str]):
     assert "train.seq_len=2048" in fit.smallest_fit("gpt3-52k", "gpu").settings
 
 
+def test_devices_that_do_not_divide_the_width_of_a_mixture_split_its_experts(asked: list[str], monkeypatch: pytest.MonkeyPatch):
+    """GPT-OSS is 2880 wide, which is 64 times 45."""
+    monkeypatch.setattr(fit, "MACHINES", {"tpu": ("v6e:16x16", "v5p:4x8x8")})
+    found = fit.smallest_fit("gpt-oss-120b", "tpu")
+    assert asked == ["v6e:16x16", "v5p:4x8x8"]
+    assert found.settings[-2:] == ("mesh.fsdp=64", "mesh.expert=4")
+
+
 def test_a_record_names_the_machine_and_what_was_set(asked: list[str], monkeypatch: pytest.MonkeyPatch):
     assert checks.CHECKS["fits-on-tpu"].by_name
     record = run_check(CHECKS["fits-on-tpu"], make_subject("llama3.1-8b", tiny=False))
