@@ -9,6 +9,7 @@ float32 and that gradient stays so.
 XLA's compilers for TPUs and GPUs take these kernels without a device.
 """
 
+import dataclasses
 import functools
 import importlib.util
 from typing import Any
@@ -24,12 +25,16 @@ from telamon.parallel.target import target
 _ROWS = {"tpu": 16, "gpu": 64}
 """Rows that the kernels of weights' gradients sum together; what is missing is filled up with zeros."""
 
-_WIDTHS = {"tpu": 128, "gpu": 64}
-"""What widths must be multiples of: a TPU's lanes, and what a GPU's Mosaic kernels load together."""
+_WIDTH = 64
+"""What widths must be multiples of: what a GPU's Mosaic kernels load together. A TPU's fill up rows of lanes by themselves."""
 
 _HOPPER, _BLACKWELL = 9, 10
 _GENERATIONS = (_HOPPER, _BLACKWELL)
 """NVIDIA's first numbers of these architectures."""
+
+_MOST_ROWS = 256
+"""Rows of a tile on a TPU. Tokamax's rule takes four times as many, with code of its own for each quarter, so that the weights' gradient
+of 2880 x 2880 takes 40 seconds of a CPU's time to compile; so it takes 4, and the matrix still waits in fast memory for all its rows."""
 
 _ROOM = 0.75
 """Share of a TPU's fast memory for tiles. Tokamax's own rule fills it up to what kernels need beside them, and the compiler refuses."""
@@ -39,7 +44,7 @@ def refusal(request: Request) -> str | None:
     """Why a request cannot be served; None: it can."""
     platform = request.target.platform
     gpu = gpus.gpu_of(request.target) if platform == "gpu" else None
-    kind, width = request.target.device_kind or "this device", _WIDTHS.get(platform, 1)
+    kind = request.target.device_kind or "this device"
     if not _installed():
         return "Tokamax is not installed (extra `tpu` or `cuda13`)"
     if platform != "tpu" and gpu is None:
@@ -48,8 +53,8 @@ def refusal(request: Request) -> str | None:
         return f"its kernels are for Hopper and Blackwell, which {kind} is not"
     if request.dtype != "bfloat16":
         return f"it computes in bfloat16, not in {request.dtype}"
-    if request.K % width or request.N % width:
-        return f"matrices of {request.K} x {request.N} are not in multiples of {width}"
+    if request.K % _WIDTH or request.N % _WIDTH:
+        return f"matrices of {request.K} x {request.N} are not in multiples of {_WIDTH}"
     if not request.alone:
         return "it works on the rows of one device, and where it is called the mesh's devices share them"
     return None
@@ -100,13 +105,19 @@ def _on_gpu(gpu: gpus.Gpu, dims: Any, x: jax.Array, y: jax.Array, sizes: jax.Arr
 def _tiles(dims: Any, lhs: Any, rhs: Any, room: int, *rest: Any) -> Any:
     from tokamax._src.ops.gmm_v2.gmm_v2 import calculate_tiling
 
-    return calculate_tiling(dims, lhs, rhs, int(_ROOM * room), *rest)
+    return _few_rows(calculate_tiling(dims, lhs, rhs, int(_ROOM * room), *rest))
 
 
 def _tiles_of_sum(dims: Any, lhs: Any, rhs: Any, room: int, *rest: Any) -> Any:
     from tokamax._src.ops.gmm_v2.tgmm_v2 import calculate_tgmm_tiling
 
-    return calculate_tgmm_tiling(dims, lhs, rhs, int(_ROOM * room), *rest)
+    return _few_rows(calculate_tgmm_tiling(dims, lhs, rhs, int(_ROOM * room), *rest))
+
+
+def _few_rows(tiles: Any) -> Any:
+    """Tiles of at most `_MOST_ROWS` rows, still a multiple of the least."""
+    least = tiles.bucket_base
+    return dataclasses.replace(tiles, tile_m=min(tiles.tile_m, max(_MOST_ROWS // least, 1) * least))
 
 
 @functools.cache
