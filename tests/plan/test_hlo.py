@@ -89,6 +89,16 @@ def test_collectives_count_once_whether_they_start_alone_or_in_a_wrapper():
     )
 
 
+def test_a_ragged_exchange_counts_what_it_may_send_and_not_what_it_writes_into():
+    found = _program(
+        _X,
+        "%into = f32[16,128] parameter(1)",
+        "%n = s32[2] parameter(2)",
+        "ROOT %r = f32[16,128] ragged-all-to-all(%x, %into, %n, %n, %n, %n), replica_groups={{0,4},{1,5},{2,6},{3,7}}",
+    )
+    assert found.collectives == (Collective("ragged-all-to-all", "data", 8 * 128 * 4, 1),)
+
+
 @pytest.mark.parametrize(("groups", "axis"), [("{{0,1},{2,3}}", "fsdp"), ("{{0,2},{1,3}}", "data")])
 def test_devices_of_a_slice_are_numbered_within_it(groups, axis):
     """Where fsdp crosses two slices, a slice is 2 x 2: data and the half of fsdp."""

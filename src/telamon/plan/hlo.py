@@ -10,7 +10,8 @@ The compiler's own cost analysis counts the body of a loop once and knows nothin
   window meets an element are products. cuBLAS's calls count as the dots they are. cuDNN's attention counts two products forward
   and five backward, causal ones half of the square or their window of it; a Pallas kernel counts as what it states of itself.
 - **Collectives** are given with the mesh axes that their groups span, and with the bytes that a device holds of the whole:
-  of the result for an all-gather, of the operand for the others. A permute counts what it sends; products whose gathering is
+  of the result for an all-gather, of the operand for the others. A ragged all-to-all counts the rows that it has room for, of its first
+  operand alone: how many it sends is in numbers, where it puts them is what the others say. A permute counts what it sends; products whose gathering is
   hidden in a ring of them (windowed einsum) therefore count as permutes. An asynchronous one counts where it starts, also where
   TPU's compiler spreads it over several fusions; an all-reduce of which a fusion keeps a part only is a reduce-scatter. Slices of
   TPU talk through their hosts, by sends that say which collective they are a part of.
@@ -143,7 +144,8 @@ class _Reader:
         group = first_group(op, math.prod(self._axes.values()))
         places = np.array(np.unravel_index(group, tuple(self._axes.values())))
         spanned = {name: len(set(along.tolist())) for name, along in zip(self._axes, places, strict=True)}
-        shape = " ".join(computation[operand].shape for operand in op.operands)
+        sent = op.operands[:1] if kind == "ragged-all-to-all" else op.operands
+        shape = " ".join(computation[operand].shape for operand in sent)
         self._add_moved(total, kind, {name: size for name, size in spanned.items() if size > 1}, shape)
 
     def _add_moved(self, total: _Count, kind: str, spanned: Mapping[str, int], shape: str) -> None:
