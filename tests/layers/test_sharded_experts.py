@@ -1,6 +1,10 @@
 """Experts on eight devices make what the dense way makes on one, however tokens choose: outputs and all gradients."""
 
+import json
 import math
+import os
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -96,3 +100,37 @@ def test_a_turn_is_bounded_in_bytes_and_holds_an_even_load_where_that_is_less():
     assert in_blocks.rows == 1.5 * 8192 * 8 / (8 * 8)
     few = Turns.of(blocks=1, **{**sizes, "tokens": 3, "choices": 2})
     assert few.rows == 6, "no more than there are"
+
+
+PROGRAMS = """
+import json, jax, jax.numpy as jnp
+from telamon.config.schema import MeshConfig
+from telamon.layers.sharded_experts import AXES, ExpertWeights, Kind, on_devices
+from telamon.parallel.mesh import build_mesh
+from telamon.parallel.rules import batch_sharding, weight_sharding
+from telamon.plan.topology import aot_devices, parse_topology
+
+def lowered(topology):
+    mesh = build_mesh(MeshConfig(expert=2, fsdp=2), devices=aot_devices(parse_topology(topology)))
+    B, T, D, E, X = 4, 64, 128, 4, 2
+    maps = {name: jax.ShapeDtypeStruct((E, D, D), jnp.float32, sharding=weight_sharding(mesh, AXES[name], (E, D, D))) for name in ("gate", "up", "down")}
+    tokens = ((D, "bfloat16"), (X, "int32"), (X, "float32"))
+    x, experts, weights = (jax.ShapeDtypeStruct((B, T, n), dtype, sharding=batch_sharding(mesh)) for n, dtype in tokens)
+
+    def loss(x, experts, weights, w):
+        return jnp.sum(jnp.square(on_devices(Kind("silu", None, False, "blocked"), x, experts, weights, w).astype(jnp.float32)))
+
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return jax.jit(jax.grad(loss, (0, 2, 3))).lower(x, experts, weights, ExpertWeights(**maps))
+
+compiled = lowered("v5e:2x2").compile().as_text()
+print(json.dumps([compiled.count(" ragged-all-to-all-start("), lowered("h100:4").as_text().count("ragged_all_to_all")]))
+"""
+
+
+def test_rows_travel_ragged_on_tpus_and_gpus():
+    """In the program that a TPU's compiler makes, and in that for H100's: two all-to-alls of rows forward, three backward."""
+    options = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, "-c", PROGRAMS], env=os.environ | options, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [5, 5]
