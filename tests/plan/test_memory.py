@@ -150,6 +150,9 @@ def test_each_part_says_which_option_would_lower_it():
     assert memory.advice["activations"] == "train.remat=full"
     assert estimate_memory(_run(remat="full"), 1).advice["activations"] == "train.accumulate=2"
     assert "muon" not in estimate_memory(_run(optimizer=OptimizerConfig(kind="muon")), 1).advice["optimizer"]
+    assert memory.advice["weights"] == "a larger mesh.fsdp (now 1) or mesh.tensor (now 1)"
+    mixture = estimate_memory(_run(MIXTURE, family="mixtral", mesh={"fsdp": 1, "expert": 2}), 2)
+    assert mixture.advice["weights"] == "a larger mesh.fsdp (now 1), mesh.expert (now 2) or mesh.tensor (now 1)"
     assert set(memory.advice) == {"weights", "optimizer", "gradients", "activations", "temporaries", "inputs", "code"}
 
 

@@ -12,7 +12,7 @@ from telamon.config.load import Loaded, load_run
 from telamon.config.schema import MeshConfig, RunConfig
 from telamon.errors import ConfigError
 from telamon.plan.cost import predict
-from telamon.plan.layouts import chosen
+from telamon.plan.layouts import Layouts, chosen
 from telamon.plan.memory import estimate_memory
 from telamon.plan.run_file import write_run_yaml
 from telamon.plan.search import MARGIN, Candidate, search
@@ -66,6 +66,34 @@ def test_each_layout_is_found_or_counted_once():
     layouts = [str(chosen(candidate.config)) for candidate in found.candidates]
     assert len(set(layouts)) == len(layouts)
     assert found.considered == len(layouts) + sum(found.dropped.values())
+
+
+def _mixture(*overrides: str) -> RunConfig:
+    return load_run("default", (*RUN, "model.preset=tiny-mixture", "train.seq_len=64", "train.batch_size=8", *overrides)).config
+
+
+def test_mixtures_alone_are_split_by_experts():
+    topology = parse_topology("v5e:2x2")
+    dense = Layouts(_run("train.batch_size=8").config, topology, free_batch=False)
+    assert {config.mesh.expert for config in dense} == {1}
+    mixture = Layouts(_mixture(), topology, free_batch=False)
+    assert {config.mesh.expert for config in mixture} == {1, 2, 4}
+
+
+def test_what_experts_take_is_found_for_as_many_layouts_as_are_wanted(monkeypatch: pytest.MonkeyPatch):
+    """It is in what they are said to need, and what is far too large is dropped without it."""
+    whole: list[RunConfig] = []
+
+    def estimate(config: RunConfig, topology: Topology, *, at_least: bool = False) -> Any:
+        if not at_least:
+            whole.append(config)
+        return estimate_memory(config, topology, at_least=at_least)
+
+    monkeypatch.setattr("telamon.plan.search.estimate_memory", estimate)
+    found = search(_mixture(), parse_topology("v5e:2x2"), keep=2)
+    assert [candidate.config for candidate in found.candidates] == whole
+    topology = parse_topology("v5e:2x2")
+    assert [candidate.memory for candidate in found.candidates] == [estimate_memory(config, topology) for config in whole]
 
 
 def test_slices_are_joined_by_data_or_fsdp():

@@ -136,7 +136,7 @@ def estimate_decode_memory(config: RunConfig, devices: Topology | int, *, batch:
     held = sum(layout.held(_Array(info, info.shape, item if info.narrowed else 4)) for info in arrays.weights.values())
     logits = layout.rows * spec.vocab_rows // layout.totals["tensor"] * 4
     advice = {
-        "weights": f"a larger mesh.fsdp (now {layout.totals['fsdp']}) or mesh.tensor (now {layout.totals['tensor']})",
+        "weights": _larger_axes(config, layout),
         "activations": "fewer rows or tokens (--decode)",
     }
     return Memory(weights=held, activations=cached, temporaries=2 * logits, inputs=layout.rows * length * 8, advice=advice)
@@ -397,10 +397,17 @@ class _Step:
         return whole // stack.repeats * self.layout.itemsize // 4
 
 
+def _larger_axes(config: RunConfig, layout: _Layout) -> str:
+    """Which axes lower what a device has of the weights."""
+    axes = ["fsdp", *(["expert"] if "expert" in config.model.divided() else []), "tensor"]
+    *first, last = (f"mesh.{axis} (now {layout.totals[axis]})" for axis in axes)
+    return f"a larger {', '.join(first)} or {last}"
+
+
 def _advice(config: RunConfig, layout: _Layout, worst: str) -> dict[str, str]:
     """For each part the option that would lower it most, of those that are not at their end already."""
     how, settings = config.train, config.optimizer
-    more = f"a larger mesh.fsdp (now {layout.totals['fsdp']}) or mesh.tensor (now {layout.totals['tensor']})"
+    more = _larger_axes(config, layout)
     fewer = f"train.accumulate={2 * how.accumulate}" if layout.rows > 1 else f"mesh.tensor={2 * layout.totals['tensor']}"
     waiting = "optimizer.offload=false, for moments come back for the update" if settings.offload else fewer
     moments = "optimizer.kind=muon, which keeps one moment of a matrix instead of two" if settings.kind == "adamw" else more
