@@ -100,9 +100,11 @@ class Model:
 
     @property
     def matmul_parameters(self) -> int:
-        """Active parameters but what is looked up. The head counts once, tied or not."""
-        looked_up = ("positions",) if self.spec.tie_embeddings else ("embedding", "positions")
-        return self.active_parameters - sum(self.info[name].size for name in looked_up if name in self.info)
+        """Active parameters but what is looked up. The head counts as often as training applies it: once, and for each depth of `mtp`."""
+        tied = self.spec.tie_embeddings
+        looked_up = ("positions",) if tied else ("embedding", "positions")
+        again = len(self.spec.mtp) * self.info["embedding" if tied else "head"].size
+        return self.active_parameters + again - sum(self.info[name].size for name in looked_up if name in self.info)
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Jaxpr, Var
 
 from telamon.kernels.cross_entropy import cross_entropy
+from telamon.layers.norm import NormConfig
 from telamon.layers.parts import Context, HowExperts
 from telamon.models.decoder import BLOCK_INPUT, REMAT_POLICIES, Block, Numerics
+from telamon.models.mtp import Predictor
 from telamon.models.spec import BlockSpec
 from telamon.plan.mixtures import put_aside
 from telamon.plan.working_set import ROWS, Size, size_of, working_set
@@ -35,7 +37,15 @@ class PatternCost:
 
 
 @functools.lru_cache(maxsize=256)
-def pattern_cost(pattern: tuple[BlockSpec, ...], *, d_model: int, seq_len: int, numerics: Numerics, experts_aside: bool) -> PatternCost:
+def pattern_cost(
+    pattern: tuple[BlockSpec, ...],
+    *,
+    d_model: int,
+    seq_len: int,
+    numerics: Numerics,
+    experts_aside: bool,
+    joined: NormConfig | None = None,
+) -> PatternCost:
     """Trace a stack's pattern, forward for what it saves and backward for what it works with.
 
     Args:
@@ -44,11 +54,13 @@ def pattern_cost(pattern: tuple[BlockSpec, ...], *, d_model: int, seq_len: int, 
         seq_len: tokens of a traced row.
         numerics: how the model is run.
         experts_aside: mixtures' experts are no part of it (see `plan.mixtures`).
+        joined: the norms of a depth of multi-token prediction, which the pattern then is; that it has two streams, the caller counts.
     """
 
-    def built(block: BlockSpec) -> Block:
+    def built(block: BlockSpec) -> nnx.Module:
         made = Block(block, d_model=d_model, n_layers=1, rngs=nnx.Rngs(0))
-        return put_aside(made) if experts_aside else made
+        made = put_aside(made) if experts_aside else made
+        return made if joined is None else Predictor(made, norm=joined, d_model=d_model, rngs=nnx.Rngs(0))
 
     how = numerics.experts if numerics.experts.path in ("capacity", "dense") else HowExperts()
     blocks = nnx.eval_shape(lambda: nnx.List([built(block) for block in pattern]))
@@ -60,7 +72,7 @@ def pattern_cost(pattern: tuple[BlockSpec, ...], *, d_model: int, seq_len: int, 
         ctx = Context(ids, ids, ids, ids, ids, None, experts=how)
         stream = checkpoint_name(stream, BLOCK_INPUT)
         for block in nnx.merge(graph, weights):
-            stream = block(stream, ctx, None)[0]
+            stream = block(stream, stream if joined else ctx, ctx if joined else None)[0]
         return stream
 
     if numerics.remat != "none":

@@ -242,9 +242,10 @@ class _Step:
         return 2 * sum(product.count * product.used for product in self.work.products if product.copies > 1 and product.split == "inputs")
 
     def loss(self) -> float:
-        """Seconds of the head's three products and of the logits' traffic."""
+        """Seconds of the head's three products and of the logits' traffic, as often as it is applied."""
         head = Product("head", self.work.d_model, self.work.vocab, split="outputs")
-        return 3 * self.product(head) + _LOGIT_BYTES * self.tokens * self.work.vocab / self.tensor / self.memory
+        once = 3 * self.product(head) + _LOGIT_BYTES * self.tokens * self.work.vocab / self.tensor / self.memory
+        return self.work.heads * once
 
     def orthogonal(self, product: Product) -> float:
         """Seconds in which Muon makes the gradients of these weights orthogonal; a device does its part of each product."""

@@ -3,7 +3,8 @@
 What is stored (weights, moments, batch) is exact. What a step makes is a peak over its phases, in the order in which they run:
 
 1. the loss: all saved activations, and what a chunk of logits and the head's gradient need;
-2. each stack of layers, last to first: activations still needed, gradients made so far, and a block's working set;
+2. each depth of multi-token prediction, and each stack of layers, last to first: activations still needed, gradients made so far, and a
+   block's working set;
 3. the embedding: all gradients, and the table's gradient before the devices share it out;
 4. the update: all gradients, once more where they are clipped, and what comes from the host's memory.
 
@@ -28,6 +29,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from telamon.config.checks import BATCH_AXES, check_devices
 from telamon.config.hardware import Chip
 from telamon.config.schema import AXES, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from telamon.models.mtp import FURTHER
 from telamon.models.spec import ModelSpec, StackSpec
 from telamon.models.weights import Model, WeightInfo, flatten
 from telamon.parallel.local import BLOCK_BYTES
@@ -129,11 +131,12 @@ def estimate_decode_memory(config: RunConfig, devices: Topology | int, *, batch:
     arrays, spec, item = _arrays_of(config), layout.work.spec, layout.itemsize
     cached = sum(
         stack.repeats * prod(shape) * item
-        for stack in layout.work.stacks
+        for stack in layout.work.spec.stacks
         for block in stack.pattern
         for shape in block.mixer.cache_shapes(batch=layout.rows, length=length).values()
     )
-    held = sum(layout.held(_Array(info, info.shape, item if info.narrowed else 4)) for info in arrays.weights.values())
+    generating = [info for path, info in arrays.weights.items() if not path.startswith(f"{FURTHER}.")]
+    held = sum(layout.held(_Array(info, info.shape, item if info.narrowed else 4)) for info in generating)
     logits = layout.rows * spec.vocab_rows // layout.totals["tensor"] * 4
     advice = {
         "weights": _larger_axes(config, layout),
@@ -290,6 +293,13 @@ class _Work:
 
     spec: ModelSpec
     stacks: tuple[StackSpec, ...]
+    """The model's own, and one for each depth of multi-token prediction."""
+
+    @property
+    def names(self) -> list[str]:
+        """Beginnings of the paths of each stack's weights."""
+        own = len(self.stacks) - len(self.spec.mtp)
+        return [f"stacks.{number}." for number in range(own)] + [f"{FURTHER}.{depth}." for depth in range(len(self.spec.mtp))]
 
 
 @functools.lru_cache(maxsize=256)
@@ -298,7 +308,7 @@ def _work(model: ModelConfig, sizes: tuple[int, ...]) -> _Work:
     parts = dict(zip(AXES, sizes, strict=True)) | {"stage": 1, "expert": 1}
     divided = {name: size // parts[axis] for axis, fields in model.divided().items() for name, size in fields.items()}
     spec = model.model_copy(update=divided).spec()
-    return _Work(spec, spec.stacks)
+    return _Work(spec, (*spec.stacks, *(StackSpec(pattern=(block,), repeats=1) for block in spec.mtp)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -326,7 +336,9 @@ class _Step:
         length = how.seq_len if how.attention == "chunked" or not layout.kernels else _SHORT
         self.experts_aside = layout.mesh.size > 1 and how.experts.path not in ("capacity", "dense")
         fixed = {"d_model": self.spec.d_model, "seq_len": length, "numerics": numerics(config), "experts_aside": self.experts_aside}
-        costs = [pattern_cost(stack.pattern, **fixed) for stack in self.stacks]
+        self.names, further = layout.work.names, len(self.spec.mtp)
+        joined: list[Any] = [None] * (len(self.stacks) - further) + [self.spec.norm] * further
+        costs = [pattern_cost(stack.pattern, **fixed, joined=norm) for stack, norm in zip(self.stacks, joined, strict=True)]
         self.stream = layout.rows * how.seq_len * self.spec.d_model * layout.itemsize
         rows = layout.rows * how.seq_len / length
         repeated = list(zip(self.stacks, costs, strict=True))
@@ -336,20 +348,23 @@ class _Step:
         counted = self.experts_aside and not at_least
         aside = [layout.experts(stack, how) if counted else 0 for stack in layout.whole_work.stacks]
         self.working = [most(cost.working if alone else cost.shared, rows, at) for cost, at in zip(costs, aside, strict=True)]
-        # What the last norm keeps, and its result, which the loss reads.
-        self.saved = sum(self.saved_by_stack) + 2 * self.stream
+        # What the last norm keeps, and its result, which the loss reads; of a depth the embeddings, the result, and its gradient, which the
+        # loss makes at once.
+        self.saved = sum(self.saved_by_stack) + (2 + 3 * further) * self.stream
         self.sizes = {path: layout.held(_Array(info, info.shape, 4)) for path, info in self.weights.items()}
         self.gradients = sum(self.sizes.values())
         self.moments = sum(layout.held(moment) for moment in arrays.moments)
 
     def phases(self) -> dict[str, int]:
         """Bytes beside the arguments at each phase's peak."""
-        layers = [f"stacks.{number}." for number in range(len(self.saved_by_stack))]
+        layers = self.names
         of_layers = [sum(size for path, size in self.sizes.items() if path.startswith(name)) for name in layers]
         looked_up = sum(self.sizes.get(name, 0) for name in _LOOKED_UP)
         head = self.gradients - sum(of_layers) - (0 if self.spec.tie_embeddings else looked_up)
         cast = sum(of_layers) * self.layout.itemsize // 4 if self.layout.kernels and self.layout.itemsize < 4 else 0
-        phases = {"loss": self.saved + cast + self._loss()}
+        # Each application of the head keeps its gradient until the backward pass adds them up.
+        heads = len(self.spec.mtp) * self.sizes["embedding" if self.spec.tie_embeddings else "head"]
+        phases = {"loss": self.saved + cast + self._loss() + heads}
         for number, working in enumerate(self.working):
             kept, made = sum(self.saved_by_stack[: number + 1]), sum(of_layers[number:])
             phases[layers[number]] = kept + cast + head + made + working + self._prefetched(number)
@@ -390,7 +405,7 @@ class _Step:
         """The next layer's weights, gathered in the type of activations while a layer is at work."""
         if self.layout.totals["fsdp"] == 1:
             return 0
-        stack, name = self.stacks[number], f"stacks.{number}."
+        stack, name = self.stacks[number], self.names[number]
         weights = [info for path, info in self.weights.items() if path.startswith(name)]
         # Experts are gathered by the layer that has them.
         whole = sum(self.layout.whole(info) for info in weights if not (self.experts_aside and "experts" in info.axes))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from telamon.config.schema import ModelConfig, RunConfig
+from telamon.models.mtp import FURTHER
 from telamon.models.spec import BlockSpec
 from telamon.models.weights import Model, WeightInfo, flatten
 from telamon.parallel.rules import WEIGHT_RULES
@@ -96,6 +97,8 @@ class Workload:
     """Parameters beside those of the products: tables, head, norms, biases."""
     matmul_parameters: int
     """Parameters that a token is multiplied with, by the MFU rule."""
+    heads: int = 1
+    """Times that the head is applied: once, and once for each depth of multi-token prediction."""
 
     @property
     def parameters(self) -> int:
@@ -135,16 +138,17 @@ def with_capacity(work: Workload, factor: float) -> Workload:
 @functools.lru_cache(maxsize=32)
 def _workload(config: ModelConfig) -> Workload:
     model = Model(spec := config.spec())
-    products = tuple(_merged(_products(model)))
+    products, every = tuple(_merged(_products(model))), (*spec.blocks, *spec.mtp)
     return Workload(
         d_model=spec.d_model,
         vocab=spec.vocab_rows,
-        layers=len(spec.blocks),
-        norms=1 + sum(4 if block.norms == "sandwich" else 2 for block in spec.blocks),
+        layers=len(every),
+        norms=1 + 3 * len(spec.mtp) + sum(4 if block.norms == "sandwich" else 2 for block in every),
         products=products,
         attention=tuple(_attention(model)),
         other=model.parameter_count - sum(product.parameters for product in products),
         matmul_parameters=model.matmul_parameters,
+        heads=1 + len(spec.mtp),
     )
 
 
@@ -152,7 +156,10 @@ _SPLIT = {axis for axis, mesh_axes in WEIGHT_RULES.items() if "tensor" in mesh_a
 
 
 class _Block(NamedTuple):
-    """A block of a stack's pattern: its spec, how often it repeats, and its weights by their path within it."""
+    """A block of a stack's pattern: its spec, how often it repeats, and its weights by their path within it.
+
+    A depth of multi-token prediction is a block too, with the projection that it has beside one.
+    """
 
     spec: BlockSpec
     repeats: int
@@ -163,6 +170,8 @@ def _blocks(model: Model) -> Iterator[_Block]:
     for stack, declared in zip(model.spec.stacks, model.info["stacks"].values(), strict=True):
         for block, weights in zip(stack.pattern, declared["blocks"].values(), strict=True):
             yield _Block(block, stack.repeats, flatten(weights))
+    for block, weights in zip(model.spec.mtp, model.info.get(FURTHER, {}).values(), strict=True):
+        yield _Block(block, 1, {path.removeprefix("block."): info for path, info in flatten(weights).items()})
 
 
 def _products(model: Model) -> Iterator[Product]:

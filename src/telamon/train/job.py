@@ -204,6 +204,6 @@ def _check_host_memory(config: RunConfig, device: Any) -> None:
 
 def model_flops(model: Model, *, seq_len: int) -> float:
     """Model FLOPs a token, forward and backward, in rows of `seq_len`, by the one rule (see `telamon.watch.throughput`)."""
-    mixers = [block.mixer for block in model.spec.blocks if block.mixer.attention_width]
+    mixers = [block.mixer for block in (*model.spec.blocks, *model.spec.mtp) if block.mixer.attention_width]
     layers = [AttentionCost(mixer.attention_width, window=mixer.attention_window, chunk=mixer.attention_chunk) for mixer in mixers]
     return flops_per_token(model.matmul_parameters, seq_len=seq_len, attention=layers)
