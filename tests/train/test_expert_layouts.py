@@ -4,6 +4,7 @@ The model's first layer is Mixtral's; in the second experts are chosen by sigmoi
 """
 
 import math
+import re
 from typing import Any
 
 import jax
@@ -173,8 +174,13 @@ def test_a_checkpoint_with_experts_split_continues_on_another_mesh(
 @pytest.mark.parametrize("path", ["capacity", "dense"])
 def test_other_ways_to_compute_run_on_a_mesh_too(path: str):
     """Places are counted in each row of a batch, which no mesh splits."""
-    losses = []
+    losses, text = [], ""
     for layout in ("one device", "expert 4, fsdp 2"):
         job = _job(layout, path=path, capacity_factor=1.0)
         losses.append([each["loss"] for each in _train(job, _start(job), _batches()[:2])[1]])
+        text = job.train_step(8).as_text()
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    if path == "capacity":
+        assert " all-to-all(" in text
+        gathered = re.findall(r"= (\S+) all-gather\(", text)
+        assert gathered and not [shape for shape in gathered if shape.startswith("f32[8,")], "neither all experts nor all rows"

@@ -17,6 +17,7 @@ from telamon.layers.mlp import gated
 from telamon.layers.param import matrix, vector
 from telamon.layers.router import Routing
 from telamon.layers.sharded_experts import AXES, ExpertWeights, Kind, on_devices, shared
+from telamon.parallel.rules import constrain
 
 
 class Experts(nnx.Module):
@@ -101,10 +102,13 @@ class Experts(nnx.Module):
             return given_ECD, place_TX, (place_TX < capacity) & (experts_TX < E), jnp.sum(jnp.maximum(by.sizes - capacity, 0))
 
         given_BECD, place_BTX, kept_BTX, dropped_B = jax.vmap(row)(x_BTD, routing.experts, routing.weights)
-        given_EMD = jnp.swapaxes(given_BECD, 0, 1).reshape(E, B * capacity, D)
-        made_BECD = jnp.swapaxes(self._each(given_EMD).reshape(E, B, capacity, D), 0, 1)
-        where = jnp.arange(B)[:, None, None], jnp.minimum(routing.experts, E - 1), jnp.minimum(place_BTX, capacity - 1)
-        collected_BTXD = made_BECD[where]
+        # On a mesh rows leave for the devices that own their experts here, and come back below.
+        given_EBCD = constrain(jnp.swapaxes(given_BECD, 0, 1), "experts", "batch_of_experts", None, None)
+        made_EBCD = self._each(given_EBCD.reshape(E, B * capacity, D)).reshape(given_EBCD.shape)
+        made_EBCD = constrain(made_EBCD, "experts", "batch_of_experts", None, None)
+        made_BECD = constrain(jnp.swapaxes(made_EBCD, 0, 1), "batch", None, None, None)
+        where = jnp.minimum(routing.experts, E - 1), jnp.minimum(place_BTX, capacity - 1)
+        collected_BTXD = jax.vmap(lambda made_ECD, experts_TX, place_TX: made_ECD[experts_TX, place_TX])(made_BECD, *where)
         return self._summed(collected_BTXD, jnp.where(kept_BTX, routing.weights, 0.0)), jnp.sum(dropped_B).astype(jnp.float32)
 
     def dense(self, x_BTD: jax.Array, routing: Routing) -> jax.Array:

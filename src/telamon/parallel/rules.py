@@ -38,6 +38,8 @@ of the weight that it does divide and no other axis splits, layers aside."""
 
 ACTIVATION_RULES: Rules = {
     "batch": BATCH_AXES,
+    "experts": ("expert",),
+    "batch_of_experts": tuple(axis for axis in BATCH_AXES if axis != "expert"),  # where experts have rows of all of a batch
     "seq": ("context",),
     "embed": (),
     "heads": ("tensor",),
