@@ -332,3 +332,27 @@ def test_padding_and_other_documents_change_no_load_of_a_further_mixture():
     np.testing.assert_array_equal(first, loads(filled))
     assert second.sum() == first.sum() + 2 * 6
     assert (second >= first).all()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("mesh")
+def test_a_further_mixture_whose_experts_are_on_several_devices_changes_nothing():
+    """Rows and weights are shared by two and experts by two: terms, loads' metrics, gradients, and the drafts that are accepted."""
+    model = _mixture_model()
+    weights, batch = tiny.weights(model), tiny.batch(DOCUMENTS, length=16, vocab=24)
+    loss = language_model_loss(HOW)
+    counts = jax.jit(lambda weights, batch: eval_step(weights, batch, model=model, loss=loss).counts)
+    whole, expected = _run(model, HOW, weights, batch)
+    drafts = counts(weights, batch)
+    mesh = build_mesh(MeshConfig(fsdp=2, expert=2), devices=jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        shared, rows = jax.device_put(weights, model.shardings(mesh)), jax.device_put(batch, batch_sharding(mesh))
+        grads, metrics = _run(model, HOW, shared, rows)
+        drafts_of_devices = counts(shared, rows)
+    assert metrics == pytest.approx(expected, rel=1e-5)
+    norm = np.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in whole.values()))
+    for path, leaf in grads.items():
+        np.testing.assert_allclose(leaf, whole[path], rtol=1e-5, atol=2e-6 * norm, err_msg=path)
+    assert drafts["mtp_drafted_1"] > 0
+    for name in drafts:
+        np.testing.assert_allclose(drafts_of_devices[name], drafts[name], rtol=1e-6, err_msg=name)
