@@ -11,7 +11,7 @@ from telamon.models.llama4 import Llama4Config
 from telamon.models.mixtral import MixtralConfig
 from telamon.models.spec import ModelSpec
 from telamon.models.weights import Model
-from telamon.records.card import SERVING_BYTES, _memory, layers_in_words
+from telamon.records.card import SERVING_BYTES, _memory, experts_in_words, layers_in_words
 from telamon.train.job import model_flops
 
 SMALL: dict[str, Any] = {"vocab_size": 11, "d_model": 8, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 2, "d_ff": 16}
@@ -64,6 +64,7 @@ def test_a_mixture_counts_all_experts_and_a_token_those_it_goes_to():
         ("mistral-7b-v0.1", "32: 32 within the last 4,096 tokens"),
         ("gemma2-2b", "26: 13 times (1 within the last 4,096 tokens, 1 over all before)"),
         ("olmo3-7b", "32: 8 times (3 within the last 4,096 tokens, 1 over all before)"),
+        ("deepseek-v3-671b", "61: 61 over all before"),  # of two stacks, which differ in the ffn alone
         ("gpt-oss-20b", "24: 12 times (1 within the last 128 tokens, 1 over all before)"),
         ("llama4-scout", "48: 12 times (3 within chunks of 8,192 tokens, 1 over all before)"),
         (
@@ -75,3 +76,17 @@ def test_a_mixture_counts_all_experts_and_a_token_those_it_goes_to():
 def test_layers_in_words(name, words):
     spec: ModelSpec = load_run(overrides=[f"model.preset={name}"]).config.model.spec()
     assert layers_in_words(spec) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("llama2-7b", None),
+        ("mixtral-8x7b", "8 of width 14,336 in 32 of 32 layers; a token goes to 2"),
+        ("deepseek-v3-671b", "256 of width 2,048 in 58 of 61 layers; a token goes to 8, and to one of width 2,048 that all share"),
+        ("llama4-maverick", "128 of width 8,192 in 24 of 48 layers; a token goes to 1, and to one of width 8,192 that all share"),
+    ],
+)
+def test_experts_in_words(name, words):
+    spec: ModelSpec = load_run(overrides=[f"model.preset={name}"]).config.model.spec()
+    assert experts_in_words(spec) == words

@@ -5,12 +5,14 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from telamon.config.load import load_run, plain
 from telamon.config.presets import about_model
 from telamon.config.schema import ModelConfig
+from telamon.layers.moe import MoEConfig
 from telamon.models.hf_family import HfFamily
 from telamon.models.spec import BlockSpec, ModelSpec
 from telamon.models.weights import Model, flatten
@@ -93,6 +95,8 @@ class Card:
     config: ModelConfig
     layers: str
     """The pattern of layers, in words."""
+    experts: str | None
+    """Of a mixture its experts, in words."""
     parameters: Parameters
     flops: dict[int, float]
     """Row length -> model FLOPs a token, forward and backward; a forward alone takes a third."""
@@ -110,6 +114,7 @@ class Card:
             "repository": self.repository,
             "architecture": self.architecture,
             "layers": self.layers,
+            "experts": self.experts,
             "parameters": asdict(self.parameters),
             "flops_per_token": {str(length): round(value) for length, value in self.flops.items()},
             "memory": memory,
@@ -147,6 +152,7 @@ def make_card(name: str, *, records: Path = FOLDER, lengths: Collection[int] = (
         architecture=config.hf_architecture if isinstance(config, HfFamily) else None,
         config=config,
         layers=layers_in_words(spec),
+        experts=experts_in_words(spec),
         parameters=_parameters(model),
         flops={length: model_flops(model, seq_len=length) for length in sorted({min(COMMON_LENGTH, longest), longest, *lengths})},
         memory=_memory(model),
@@ -159,12 +165,22 @@ def layers_in_words(spec: ModelSpec) -> str:
     """How attention sees along the layers, such as "26: 4 times (5 within the last 512 tokens, 1 over all before), 2 within ..."."""
     parts = []
     for stack in spec.stacks:
-        if len(stack.pattern) == 1:
-            parts.append((stack.repeats, _sight(stack.pattern[0])))
-        else:
-            inner = ", ".join(f"{len(list(same))} {sight}" for sight, same in groupby(map(_sight, stack.pattern)))
-            parts.append((stack.repeats, f"times ({inner})"))
-    return f"{len(spec.blocks)}: " + ", ".join(f"{count} {words}" for count, words in parts)
+        inner = ", ".join(f"{len(list(same))} {sight}" for sight, same in groupby(map(_sight, stack.pattern)))
+        parts.append((stack.repeats, _sight(stack.pattern[0]) if len(stack.pattern) == 1 else f"times ({inner})"))
+    # Stacks also differ in what stands beside attention.
+    merged = [(sum(count for count, _ in same), words) for words, same in groupby(parts, key=itemgetter(1))]
+    return f"{len(spec.blocks)}: " + ", ".join(f"{count} {words}" for count, words in merged)
+
+
+def experts_in_words(spec: ModelSpec) -> str | None:
+    """The experts of a mixture, such as "256 of width 2,048 in 58 of 61 layers; a token goes to 8, and to one that all share"."""
+    mixtures = [block.ffn for block in spec.blocks if isinstance(block.ffn, MoEConfig)]
+    if not mixtures:
+        return None
+    ffn = mixtures[0]
+    shared = "" if ffn.shared is None else f", and to one of width {ffn.shared.d_ff:,} that all share"
+    where = f"in {len(mixtures)} of {len(spec.blocks)} layers"
+    return f"{ffn.router.n_experts:,} of width {ffn.d_ff:,} {where}; a token goes to {ffn.router.top_k}{shared}"
 
 
 def _sight(block: BlockSpec) -> str:

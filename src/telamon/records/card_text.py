@@ -13,6 +13,7 @@ def render(card: Card) -> str:
     rows = {
         "parameters": _parameters(card),
         "layers": [card.layers],
+        "experts": [card.experts] if card.experts else [],
         "FLOPs a token": _flops(card),
         "training": _training(card),
         "serving": _serving(card),

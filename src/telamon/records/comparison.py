@@ -87,6 +87,7 @@ _LABELS: dict[str, tuple[str, str, Callable[[Any], str]]] = {
     "repository": ("model", "repository", _value),
     "architecture": ("model", "architecture", _value),
     "layers": ("model", "layers", _value),
+    "experts": ("model", "experts", _value),
     "parameters.total": ("parameters", "all", _value),
     "parameters.active": ("parameters", "active", _value),
     "parameters.embedding": ("parameters", "table of tokens", _value),
