@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from telamon.kernels.picks import noted
 from telamon.layers.dispatch import by_expert, collect, dispatch
 from telamon.layers.mlp import GatedMLPConfig
 from telamon.layers.moe import MoEConfig
@@ -128,7 +129,9 @@ def test_capacity_drops_what_comes_last():
     segments = jnp.ones((1, 8), jnp.int32).at[0, :2].set(0)  # padding in front
     places = jnp.broadcast_to(jnp.arange(8), (1, 8))
     ctx = Context(segments, places, segments, places, segments, experts=HowExperts("capacity", 0.5))  # 0.5 * 8 / 2 = 2 places
-    y, aux = jax.jit(module)(jnp.ones((1, 8, D)), ctx)
+    with noted() as notes:
+        y, aux = jax.jit(module)(jnp.ones((1, 8, D)), ctx)
+    assert [str(pick) for pick in notes] == ["experts: capacity"]  # which the start of a run shows
     assert (np.abs(y[0]).sum(axis=-1) > 0).tolist() == [False, False, True, True, False, False, False, False]
     assert [float(value) for value in aux["expert_dropped"]] == [4.0, 6.0]
 

@@ -58,7 +58,7 @@ def first_that_serves[R](operation: str, paths: Mapping[str, Callable[[R], str |
     for name in paths if wanted == "auto" else (wanted,):
         reason = paths[name](request)
         if reason is None:
-            return _note(Pick(operation, name, tuple(refused)))
+            return note(Pick(operation, name, tuple(refused)))
         refused.append((name, reason))
     if wanted != "auto":
         raise ConfigError(f"{OPTIONS[operation]}={wanted} cannot serve this model: {refused[0][1]}; auto takes a path that can")
@@ -71,7 +71,8 @@ def check_name(operation: str, paths: Iterable[str], *, wanted: str, platform: s
         raise ConfigError(f"{OPTIONS[operation]}={wanted} is not for {platform}; there it is one of: auto, {', '.join(paths)}")
 
 
-def _note(pick: Pick) -> Pick:
+def note(pick: Pick) -> Pick:
+    """Add a choice to those that are collected, where they are (see `noted`), and return it."""
     notes = _NOTES.get()
     if notes is not None and pick not in notes:
         notes.append(pick)

@@ -8,6 +8,7 @@ from flax import nnx
 from pydantic import Field
 
 from telamon.config.schema import Positive
+from telamon.kernels.picks import Pick, note
 from telamon.layers.experts import Experts
 from telamon.layers.mlp import GatedActivation, GatedMLPConfig
 from telamon.layers.parts import Aux, Context, FfnConfig, register
@@ -57,6 +58,8 @@ class MoE(nnx.Module):
     def __call__(self, x_BTD: jax.Array, ctx: Context) -> tuple[jax.Array, Aux]:
         """[B, T, D] -> [B, T, D], and the router's load and terms; with `capacity`, also `expert_dropped`, the choices dropped."""
         routing, aux = self.router(x_BTD, ctx)
+        if ctx.experts.path in ("capacity", "dense"):
+            note(Pick("experts", ctx.experts.path))  # what neither of them asks a kernel for
         if ctx.experts.path == "capacity":
             y_BTD, dropped = self.experts.with_capacity(x_BTD, routing, factor=ctx.experts.capacity_factor)
             aux["expert_dropped"] = dropped, jnp.sum(ctx.segments > 0) * float(self.config.router.top_k)
