@@ -24,5 +24,7 @@ def test_a_model_preset_gives_every_size_of_its_family(name):
 def test_an_unknown_preset_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="no run preset is named 'defualt'; did you mean 'default'"):
         load_run("defualt")
+    with pytest.raises(ConfigError, match="no run preset is named 'qwen3-8b'; it is a model: model"):
+        load_run("qwen3-8b")
     with pytest.raises(ConfigError, match="no model preset is named 'qwen3-8'; did you mean 'qwen3-8b'"):
         load_run(overrides=["model.preset=qwen3-8"])

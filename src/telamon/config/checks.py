@@ -52,7 +52,7 @@ def _check_sizes(config: RunConfig, mesh: dict[str, int]) -> None:
     if mesh["expert"] > 1 and "expert" not in divided:
         raise ConfigError(
             f"mesh.expert={mesh['expert']} splits the experts of a mixture, and model.family={config.model.family} has none; "
-            f"set mesh.expert=1, and mesh.fsdp={mesh['expert']} times what it is"
+            f"set mesh.expert=1, and mesh.fsdp={mesh['expert']} times what it is (a family of your own names its experts in divided())"
         )
     for axis, fields in divided.items():
         for field, size in fields.items():

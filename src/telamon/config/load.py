@@ -144,7 +144,7 @@ def _read_source(source: str) -> tuple[str, Layer]:
         return path.name, Layer(f"in {source}/config.yaml", yamlio.read(path / "config.yaml"))
     if path.name != source:
         raise ConfigError(f"there is no config file and no run directory {source}")
-    hint = hint_at_run(source)
+    hint = hint_at_run(source) or _hint_at_model(source)
     if hint and source not in presets.names("runs"):
         raise ConfigError(f"no run preset is named {source!r}; {hint}")
     return source, Layer(f"in the run preset {source}", yamlio.read(presets.find("runs", source)), shipped=True)
@@ -153,6 +153,10 @@ def _read_source(source: str) -> tuple[str, Layer]:
 def hint_at_run(name: str) -> str | None:
     """The question whether a run below runs/ is meant; none where none has this name."""
     return f"did you mean runs/{name}?" if name and Path("runs", name, "config.yaml").is_file() else None
+
+
+def _hint_at_model(name: str) -> str | None:
+    return f"it is a model: model.preset={name}" if name in presets.names("models") else None
 
 
 def _override(text: str) -> Layer:
