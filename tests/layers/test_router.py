@@ -101,6 +101,21 @@ def test_logits_that_saturate_the_score_still_rank():
     assert router(jnp.ones((1, 1, 1)), _context(np.ones((1, 1), int)))[0].experts.item() == 1
 
 
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrt_softplus"])
+def test_logits_of_any_size_have_gradients(score: Any):
+    """Where every score is 0 in float32, too."""
+    router = RouterConfig(n_experts=4, top_k=2, score=score).build(d_model=1, rngs=nnx.Rngs(0))
+
+    graph, weights = nnx.split(router)
+
+    def total(logits: jax.Array) -> jax.Array:
+        changed = jax.tree.map(lambda leaf: logits.reshape(leaf.shape), weights)
+        return jnp.sum(nnx.merge(graph, changed)(jnp.ones((1, 1, 1)), _context(np.ones((1, 1), int)))[0].weights * jnp.asarray([1.0, 2.0]))
+
+    for logits in ([-1e4, -2e4, -3e4, -4e4], [-1e4, 1e4, 0.0, 2e4], [-47.0, -46.0, -45.0, -48.0]):
+        assert jnp.isfinite(jax.grad(total)(jnp.asarray(logits))).all()
+
+
 def _balance(logits: list[list[float]], top_k: int) -> float:
     """Of tokens of one document with these logits."""
     router = RouterConfig(n_experts=len(logits[0]), top_k=top_k).build(d_model=len(logits), rngs=nnx.Rngs(0))

@@ -19,7 +19,8 @@ from telamon.parallel.local import on_own_rows
 _SCORES = {
     "softmax": jax.nn.softmax,
     "sigmoid": jax.nn.sigmoid,
-    "sqrt_softplus": lambda logits: jnp.sqrt(jax.nn.softplus(logits)),
+    # Above 0, where a root has no slope: from -104 on softplus is 0 in float32.
+    "sqrt_softplus": lambda logits: jnp.sqrt(jnp.maximum(jax.nn.softplus(logits), jnp.finfo(jnp.float32).tiny)),
 }
 _SMALLEST = 1e-20
 """Added to a sum of weights before they are divided by it, as DeepSeek V3 has it."""
@@ -102,12 +103,12 @@ class Router(nnx.Module):
         chosen_BTXE = jax.nn.one_hot(experts_BTX, config.n_experts, dtype=jnp.float32)
         weights_BTX = jnp.sum(chosen_BTXE * scores_BTE[:, :, None], axis=-1)
         if config.renormalize:
-            weights_BTX /= jnp.sum(weights_BTX, axis=-1, keepdims=True) + _SMALLEST
+            weights_BTX = _shares(weights_BTX)
         real_BT = ctx.segments > 0
         routing = Routing(
             jnp.where(real_BT[..., None], experts_BTX, config.n_experts), jnp.where(real_BT[..., None], config.scale * weights_BTX, 0.0)
         )
-        probabilities_BTE = scores_BTE if config.score == "softmax" else scores_BTE / (jnp.sum(scores_BTE, -1, keepdims=True) + _SMALLEST)
+        probabilities_BTE = scores_BTE if config.score == "softmax" else _shares(scores_BTE)
         return routing, _account(logits_BTE, probabilities_BTE, jnp.sum(chosen_BTXE, axis=2), ctx)
 
     def _logits(self, x_BTD: jax.Array, ctx: Context) -> jax.Array:
@@ -139,6 +140,16 @@ class Router(nnx.Module):
             # Not 0: a score with a bias may be below it.
             ranked_BTE = jnp.where(kept_BTG[..., None] > 0, groups_BTGe, -jnp.inf).reshape(ranked_BTE.shape)
         return jax.lax.top_k(ranked_BTE, config.top_k)[1].astype(jnp.int32)
+
+
+def _shares(x: jax.Array) -> jax.Array:
+    """Parts of the sum over the last dim, `x / (sum + _SMALLEST)`.
+
+    Counted in the largest, for the gradient divides by the sum's square, which float32 cannot hold where every sigmoid is near 0.
+    """
+    largest = jax.lax.stop_gradient(jnp.maximum(jnp.max(x, axis=-1, keepdims=True), _SMALLEST))
+    x = x / largest
+    return x / (jnp.sum(x, axis=-1, keepdims=True) + _SMALLEST / largest)
 
 
 def _account(logits_BTE: jax.Array, probabilities_BTE: jax.Array, chosen_BTE: jax.Array, ctx: Context) -> Aux:
