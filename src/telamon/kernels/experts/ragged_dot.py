@@ -25,7 +25,7 @@ def product(x: jax.Array, w: jax.Array, sizes: jax.Array, *, transposed: bool) -
     """x [M, K] times w [E, K, N], or the transposes of w [E, N, K] -> [M, N] in the type of x."""
     w = w.astype(x.dtype)
     out = jax.lax.ragged_dot(x, jnp.swapaxes(w, 1, 2) if transposed else w, sizes, preferred_element_type=jnp.float32)
-    return own_rows(out.astype(x.dtype), sizes)
+    return own_rows(out.astype(x.dtype), sizes)  # JAX does not say what rows of no group get
 
 
 def weight_gradient(x: jax.Array, dy: jax.Array, sizes: jax.Array) -> jax.Array:
