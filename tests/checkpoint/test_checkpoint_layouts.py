@@ -157,3 +157,25 @@ def test_another_depth_names_the_layers_that_are_missing(tmp_path, original):
         store.save(0, {"weights": weights}, {})
         with pytest.raises(CheckpointError, match=r"weights\.layers\.12\.[a-z_.]+: in the checkpoint, not in the model"):
             store.restore_subtree(0, "weights", model("one long pattern", 12).abstract())
+
+
+def test_blocks_that_are_in_no_stack_stay_where_they_are(tmp_path):
+    """A layer for multi-token prediction beside layers that are stacked anew; and it may be left out of what is read, as nothing else may."""
+
+    def with_further(name):
+        first = model(name)
+        return Model(first.spec.model_copy(update={"mtp": first.spec.blocks[:1]}))
+
+    saved, wanted = with_further("a pattern and a rest"), with_further("one long pattern")
+    weights = tiny.weights(saved)
+    with CheckpointStore(tmp_path) as store:
+        store.save(0, {"weights": weights}, {})
+        restored = store.restore_subtree(0, "weights", wanted.abstract())
+        np.testing.assert_array_equal(restored["mtp"]["0"]["block"]["mixer"]["query"], weights["mtp"]["0"]["block"]["mixer"]["query"])
+        whole, main = restored["stacks"]["0"]["blocks"]["7"], Model(wanted.spec.main)
+        np.testing.assert_array_equal(whole["mixer"]["query"][0], weights["stacks"]["0"]["blocks"]["1"]["mixer"]["query"][1])
+        assert "mtp" not in store.restore_subtree(0, "weights", main.abstract(), spare="mtp")
+        with pytest.raises(CheckpointError, match="in the checkpoint, not in the model of this run"):
+            store.restore_subtree(0, "weights", main.abstract())
+        with pytest.raises(CheckpointError, match=r"norm\.scale: in the checkpoint, not in"):
+            store.restore_subtree(0, "weights", {"embedding": main.abstract()["embedding"]}, spare="mtp")
