@@ -5,6 +5,7 @@ the same arguments and leaves rows that kernels do not write as they are in fres
 """
 
 import re
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -16,10 +17,12 @@ from tokamax._src.ops.gmm_v2 import gmm_v2, tgmm_v2
 from tokamax._src.ops.ragged_dot import api
 from tokamax._src.ops.ragged_dot.base import RaggedDot
 
+from telamon.config.schema import MeshConfig
 from telamon.errors import ConfigError
 from telamon.kernels.experts import Request, choose, grouped_matmul, grouped_tokamax, ragged_dot
 from telamon.kernels.experts.rule import on_one_device
 from telamon.kernels.picks import noted
+from telamon.parallel.mesh import build_mesh
 from telamon.parallel.target import Target
 
 V6E, H100, B200, A100 = "TPU v6 lite", "NVIDIA H100 80GB HBM3", "NVIDIA B200", "NVIDIA A100-SXM4-80GB"
@@ -148,3 +151,18 @@ def test_a_lowered_program_calls_the_kernels_of_its_gpu(kind: str, kernels: int)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert [str(pick) for pick in picks] == ["experts: tokamax"]
     assert len(re.findall(r"custom_call @mosaic_gpu_v2", text)) == kernels
+
+
+def test_the_compiler_of_gpus_takes_the_kernels_without_one():
+    """Forward, and both gradients; 1,000 rows are filled up for the weights' gradient."""
+    if not (find_spec("jax_plugins") and find_spec("jax_plugins.xla_cuda13")):
+        pytest.skip("the compiler for GPUs is not installed (extra plan-gpu)")
+    from telamon.plan.topology import aot_devices, parse_topology
+
+    mesh = build_mesh(MeshConfig(), devices=aot_devices(parse_topology("h100:1")))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    shapes = ((1000, K), jnp.bfloat16), ((4, K, N), jnp.float32), ((4,), jnp.int32)
+    step = jax.grad(lambda x, w, sizes: jnp.sum(jnp.sin(grouped_matmul(x, w, sizes).astype(jnp.float32))), (0, 1))
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        compiled = jax.jit(step).lower(*(jax.ShapeDtypeStruct(*shape, sharding=whole) for shape in shapes)).compile()
+    assert len(re.findall(r'custom_call_target="mosaic_gpu_v2"', compiled.as_text() or "")) == 3
