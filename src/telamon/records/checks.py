@@ -85,11 +85,12 @@ def parameter_count(subject: Subject) -> float:
     Of a mixture the larger one of two: of all its parameters, and of those that work on a token.
     """
     model = subject.config.model
-    counted = Model(model.spec().main)
-    pairs = [(counted.parameter_count, model.published_parameters)]
-    if isinstance(model, MixtureSizes):
-        pairs.append((counted.active_parameters, model.published_active_parameters))
-    return max(_difference(count, published) for count, published in pairs)
+    total = _difference(Model(model.spec().main).parameter_count, model.published_parameters)
+    return max(total, _active_difference(model)) if isinstance(model, MixtureSizes) else total
+
+
+def _active_difference(model: MixtureSizes) -> float:
+    return _difference(Model(model.spec().main).active_parameters, model.published_active_parameters)
 
 
 def _difference(count: int, published: int | None) -> float:
