@@ -17,6 +17,7 @@ from telamon.config.schema import MeshConfig
 from telamon.layers import sharded_experts
 from telamon.layers.experts import Experts
 from telamon.layers.router import Routing
+from telamon.parallel import experts as parallel_experts
 from telamon.parallel.experts import Turns
 from telamon.parallel.mesh import build_mesh
 from telamon.parallel.rules import batch_sharding
@@ -35,6 +36,8 @@ class _Case(NamedTuple):
     weigh_input: bool = False
     block: int = 2**30
     """Bytes of gradients of a block of experts."""
+    turn: int = 2**29
+    """Bytes of rows that travel in a turn; 1: as few as there can be, so that there are several."""
     sizes: tuple[int, int] = (16, 32)
     """Widths D and F."""
 
@@ -42,8 +45,8 @@ class _Case(NamedTuple):
 CASES = {
     "expert 8": _Case({"expert": 8}, forced=True),
     "expert 4, fsdp 2, an expert at a time": _Case({"expert": 4, "fsdp": 2}, forced=False, block=_ONE_EXPERT),
-    "expert 2, fsdp 2, tensor 2, biases": _Case({"expert": 2, "fsdp": 2, "tensor": 2}, forced=True, bias=True, block=_ONE_EXPERT),
-    "fsdp 8, two experts at a time": _Case({"fsdp": 8}, forced=True, block=2 * _ONE_EXPERT),
+    "expert 2, fsdp 2, tensor 2, biases": _Case({"expert": 2, "fsdp": 2, "tensor": 2}, forced=True, bias=True, block=_ONE_EXPERT, turn=1),
+    "fsdp 8, two experts at a time": _Case({"fsdp": 8}, forced=True, block=2 * _ONE_EXPERT, turn=1),
     "fsdp 4, which splits whole experts": _Case({"fsdp": 4}, forced=False, block=4 * 3 * 4 * 18 * 30, sizes=(18, 30)),
     "data 2, tensor 2, weights on the input": _Case({"data": 2, "tensor": 2}, forced=False, bias=True, weigh_input=True),
 }
@@ -63,6 +66,7 @@ def test_what_devices_make_together_is_what_one_makes(name: str, monkeypatch: py
     case = CASES[name]
     D, F = case.sizes
     monkeypatch.setattr(sharded_experts, "BLOCK_BYTES", case.block)
+    monkeypatch.setattr(parallel_experts, "TURN_BYTES", case.turn)
     how: Any = {"activation": "swiglu_oss", "limit": 2.0} if case.bias else {"activation": "silu", "limit": None}
     layer = Experts(count=E, chosen=X, d_model=D, d_ff=F, bias=case.bias, weigh_input=case.weigh_input, scale=1.0, rngs=nnx.Rngs(0), **how)
     graph, state = nnx.split(layer)
