@@ -51,6 +51,7 @@ _experts.defvjp(_forward, _backward)
 
 
 def _made(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """Something of the right shape, which is all that is looked at; so of gradients."""
     return x * jnp.sum(weights, axis=-1, keepdims=True).astype(x.dtype)
 
 
@@ -61,7 +62,8 @@ def _gradients(x: jax.Array, weights: jax.Array, dy: jax.Array) -> tuple[jax.Arr
 def put_aside(block: Block) -> Block:
     """The block with a stand-in for its experts, if it has any."""
     if isinstance(block.ffn, MoE):
-        setattr(block.ffn, "experts", ExpertsAside())  # noqa: B010 - no Experts, as far as types go
+        mixture: Any = block.ffn  # whose experts are Experts, as far as types go
+        mixture.experts = ExpertsAside()
     return block
 
 
