@@ -21,7 +21,7 @@ from telamon.errors import CheckpointError, ConfigError
 from telamon.infer.run import CHECKPOINTS, CONFIG, GENERATION, HF_RECORD, TOKENIZER
 from telamon.infer.text_record import TextRecord
 from telamon.models.mtp import FURTHER
-from telamon.models.weights import WeightInfo, Weights
+from telamon.models.weights import Model, WeightInfo, Weights
 from telamon.parallel.rules import weight_sharding
 from telamon.train.flags import describe_flags
 from telamon.train.job import Job
@@ -45,13 +45,18 @@ def announce(console: Console, job: Job, run: RunDirectory, *, resumed: bool, fi
     facts(console, describe_job(job) | ({"weights": f"those of this run after step {first}"} if first else {}))
 
 
+def _parameters(model: Model) -> str:
+    active = f" ({model.active_parameters:,} active)" if model.active_parameters < model.parameter_count else ""
+    return f"{model.parameter_count:,} parameters{active}"
+
+
 def describe_job(job: Job) -> dict[str, str]:
     """What a job is, in a few lines."""
     config, train = job.config, job.config.train
     axes = " x ".join(f"{axis} {size}" for axis, size in job.mesh.shape.items() if size > 1) or "1 device"
     ready = {} if job.ready is None else {"train step": f"compiled before, from {job.ready.source}"}
     return {
-        "model": f"{config.model.preset or config.model.family}, {job.model.parameter_count:,} parameters, {config.model.n_layers} layers",
+        "model": f"{config.model.preset or config.model.family}, {_parameters(job.model)}, {config.model.n_layers} layers",
         "devices": f"{job.mesh.size} x {job.mesh.devices.flat[0].device_kind}: {axes}",
         "batch": f"{train.batch_size} rows of {train.seq_len} tokens, {train.accumulate} microbatch{'es' if train.accumulate > 1 else ''}",
         "attention": "documents in one row cannot see each other",
