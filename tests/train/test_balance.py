@@ -12,6 +12,7 @@ import tiny
 
 from telamon.checkpoint.store import CheckpointStore
 from telamon.config.schema import ExpertsConfig, RunConfig, TrainConfig
+from telamon.errors import ConfigError
 from telamon.layers.parts import HowExperts, Load
 from telamon.models.decoder import Numerics
 from telamon.models.deepseek import DeepseekV3Config
@@ -131,3 +132,20 @@ def test_a_step_moves_the_bias_once_and_nothing_else_does(tmp_path: Path):
     store.save(1, after, {})
     store.wait()
     np.testing.assert_array_equal(flatten(store.restore(1, job.abstract_state)[0].weights)[path], wanted)
+
+
+@pytest.mark.parametrize(
+    ("family", "experts", "message"),
+    [
+        (
+            "llama",
+            {"balance": "batch"},
+            "train.experts.balance=batch has no effect: a model of the family llama has no experts; leave it out",
+        ),
+        ("mixtral", {"bias_rate": 0.5}, "train.experts.bias_rate=0.5 has no effect: routers of the family mixtral have no selection bias"),
+    ],
+)
+def test_a_setting_of_experts_that_has_nothing_to_act_on_is_refused(family: str, experts: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        make_job(tiny.run(family=family, experts=ExpertsConfig(**experts)), devices=jax.devices()[:1])
+    assert make_job(tiny.run(family=family), devices=jax.devices()[:1])

@@ -29,6 +29,11 @@ class MoEConfig(FfnConfig):
     bias: bool = Field(default=False, description="Biases on the three maps of each expert.")
     shared: GatedMLPConfig | None = Field(default=None, description="An expert that every token goes through, unweighted; none: no such.")
 
+    @property
+    def has_experts(self) -> bool:
+        """See `FfnConfig`."""
+        return True
+
     def build(self, *, d_model: int, n_layers: int, rngs: nnx.Rngs) -> "MoE":
         """See `FfnConfig`."""
         return MoE(self, d_model=d_model, n_layers=n_layers, rngs=rngs)

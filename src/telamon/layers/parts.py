@@ -180,6 +180,11 @@ class MixerConfig(PartConfig):
 class FfnConfig(PartConfig):
     """Acts on each position alone. Its module is `(x [B, T, D], ctx) -> (y [B, T, D], Aux)`."""
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether it is run as `Context.experts` says."""
+        return False
+
 
 _PARTS: dict[str, type[PartConfig]] = {}
 

@@ -12,14 +12,14 @@ import optax
 from jax.sharding import Mesh
 
 from telamon.config.checks import check_devices
-from telamon.config.schema import RunConfig
+from telamon.config.schema import ExpertsConfig, RunConfig
 from telamon.errors import ConfigError
 from telamon.kernels import cross_entropy_pick, picks
 from telamon.kernels import experts as experts_kernels
 from telamon.kernels.attention import pick as attention_pick
 from telamon.layers.parts import HowExperts
 from telamon.models.decoder import Numerics
-from telamon.models.weights import Model, sharded_shapes
+from telamon.models.weights import Model, flatten, sharded_shapes
 from telamon.parallel.mesh import build_mesh
 from telamon.parallel.rules import check_sharded
 from telamon.parallel.target import platform_name
@@ -167,6 +167,7 @@ def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
     model = Model(config.model.spec(), numerics(config))
     # One of this process's devices: another's can neither be compiled for nor asked. Of devices that are not there, any.
     device = next((device for device in mesh.devices.flat if device.process_index == jax.process_index()), mesh.devices.flat[0])
+    _check_experts(config, model)
     check_paths(config, platform_name(device.platform))
     check_flags(config, device)
     _check_host_memory(config, device)
@@ -188,6 +189,23 @@ def check_paths(config: RunConfig, platform: str) -> None:
     picks.check_name("loss", cross_entropy_pick.PLATFORMS.get(platform, ("chunked",)), wanted=how.loss, platform=platform)
     grouped = experts_kernels.PLATFORMS.get(platform, ("blocked", "ragged_dot"))
     picks.check_name("experts", (*grouped, "capacity", "dense"), wanted=how.experts.path, platform=platform)
+
+
+def _check_experts(config: RunConfig, model: Model) -> None:
+    """Raise ConfigError where a setting of experts has nothing to act on."""
+    default = ExpertsConfig()
+    changed = {name: value for name, value in config.train.experts if value != getattr(default, name)}
+    if changed and not any(block.ffn.has_experts for block in (*model.spec.blocks, *model.spec.mtp)):
+        name, value = next(iter(changed.items()))
+        raise ConfigError(
+            f"train.experts.{name}={value} has no effect: a model of the family {config.model.family} has no experts; leave it out"
+        )
+    if "bias_rate" in changed and not any(info.role == "buffer" for info in flatten(model.info).values()):
+        rate = changed["bias_rate"]
+        raise ConfigError(
+            f"train.experts.bias_rate={rate} has no effect: routers of the family {config.model.family} have no selection bias; "
+            "leave it out, or even the load out with train.experts.balance"
+        )
 
 
 def _check_host_memory(config: RunConfig, device: Any) -> None:
