@@ -10,15 +10,17 @@ from typing import Any, Literal
 import jax
 import optax
 from jax.sharding import Mesh
+from pydantic import ValidationError
 
 from telamon.config.checks import check_devices
-from telamon.config.schema import ExpertsConfig, RunConfig
+from telamon.config.schema import ExpertsConfig, ModelConfig, RunConfig
 from telamon.errors import ConfigError
 from telamon.kernels import cross_entropy_pick, picks
 from telamon.kernels import experts as experts_kernels
 from telamon.kernels.attention import pick as attention_pick
 from telamon.layers.parts import HowExperts
 from telamon.models.decoder import Numerics
+from telamon.models.spec import ModelSpec
 from telamon.models.weights import Model, flatten, sharded_shapes
 from telamon.parallel.mesh import build_mesh
 from telamon.parallel.rules import check_sharded
@@ -164,7 +166,7 @@ def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
     """
     check_devices(config, len(devices or jax.devices()))
     mesh = build_mesh(config.mesh, devices=devices)
-    model = Model(config.model.spec(), numerics(config))
+    model = Model(_spec(config.model), numerics(config))
     # One of this process's devices: another's can neither be compiled for nor asked. Of devices that are not there, any.
     device = next((device for device in mesh.devices.flat if device.process_index == jax.process_index()), mesh.devices.flat[0])
     _check_experts(config, model)
@@ -173,6 +175,15 @@ def make_job(config: RunConfig, *, devices: list[Any] | None = None) -> Job:
     _check_host_memory(config, device)
     check_sharded(mesh, shapes=sharded_shapes(model, mesh), limit=config.mesh.replicated_limit)
     return Job(config, mesh, model, build_optimizer(config, model), language_model_loss(config.train))
+
+
+def _spec(config: ModelConfig) -> ModelSpec:
+    """The architecture. A family of a user's own may be built of parts that refuse its sizes."""
+    try:
+        return config.spec()
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"model.family={config.family} is built of a {error.title} that cannot be: {reason}") from error
 
 
 def numerics(config: RunConfig) -> Numerics:
