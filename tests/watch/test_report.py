@@ -156,3 +156,17 @@ def test_thinning_keeps_the_mean_and_smoothing_keeps_a_straight_line():
     few = thin(points, 100)
     assert len(few) == 100 and np.mean([y for _, y in few]) == pytest.approx(np.mean([y for _, y in points]))
     np.testing.assert_allclose(running_mean(points, 20), points)
+
+
+def test_a_mixture_shows_its_load_and_a_loss_that_validation_compares_with(tmp_path):
+    """Terms of the router are in `loss`, not in `val_loss`: the curve drawn is that of the cross-entropy."""
+    steps = range(10, 60, 10)
+    lines = [{"step": s, "loss": 9.0, "cross_entropy": 2.0, "expert_load_max": 1.5, "expert_load_min": 0.5} for s in steps]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + json.dumps({"step": 50, "val_loss": 2.5}) + "\n"
+    )
+    text = Path(write_report(tmp_path)).read_text()
+    charts = {figure.split(" <")[0].strip(): figure for figure in text.split("<figcaption>")[1:]}
+    assert any("Load of experts" in name and "busiest" in chart and "idlest" in chart for name, chart in charts.items())
+    loss = next(chart for name, chart in charts.items() if name.startswith("Loss"))
+    assert ">2.2</text>" in loss, "an axis from 2 to 2.5, and not to 9"

@@ -126,6 +126,9 @@ class Recorder:
         metrics["learning_rate"] = float(np.asarray(self.learning_rate(step - 1)))
         reading = self.meter.read()
         metrics |= reading.metrics() if reading else {}
-        auxiliary = {n: v for n, v in values.items() if n not in ("loss", "nll", "bytes", "grad_norm", "cross_entropy")}
+        auxiliary = {n: v for n, v in values.items() if n not in (*metrics, "nll", "bytes")}
+        if auxiliary.get("cross_entropy") == values["loss"]:  # it has no other terms
+            del auxiliary["cross_entropy"]
+        metrics |= {"expert_load_max": values["expert_load_max"]} if "expert_load_max" in values else {}
         self.trackers.log(step, metrics | auxiliary | {"seconds": self.elapsed})
         self.display.log(step, metrics)

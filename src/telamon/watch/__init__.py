@@ -9,6 +9,7 @@ loss                       nats/token   training loss over the step's trained to
 bits_per_byte              bits/byte    training loss per byte of text
 val_loss                   nats/token   loss over the held-out tokens
 val_bits_per_byte          bits/byte    the same per byte of held-out text
+cross_entropy              nats/token   the loss without its further terms, where it has some
 mtp                        nats/token   loss of predictions beyond the next token (mean over those of all depths)
 val_mtp_acceptance         share        of these, at the first depth and on held-out text, those that are the model's own
                                         most likely token (what speculative decoding accepts); _2, ... at further depths

@@ -24,6 +24,7 @@ _LINE = {
     "learning_rate": "lr {:.1e}",
     "grad_norm": "|g| {:.2f}",
     "tokens_per_second": "{:,.0f} tok/s",
+    "expert_load_max": "busiest expert {:.1f}x",
     "mfu": "{:.0f} % of peak",
     "step_seconds": "{:,.0f} ms",
     "data_wait": "wait {:.1f} %",

@@ -93,19 +93,26 @@ def _charts(lines: Sequence[Mapping[str, Any]], gzip: float | None) -> list[str]
     def train(key: str, *, smooth: bool = False, scale: float = 1.0) -> Series:
         return Series("training", points(key, scale), "train", smooth=smooth)
 
+    def logged(key: str) -> bool:
+        return any(key in line for line in lines)
+
     def validation(key: str) -> Series:
         return Series("validation", points(key), "validation", markers=True)
 
     reference = None if gzip is None else Reference(f"gzip -9: {gzip:.3f}", gzip)
     bits = [train("bits_per_byte", smooth=True), validation("val_bits_per_byte")]
-    accepted = [validation("val_mtp_acceptance")] if any("val_mtp_acceptance" in line for line in lines) else []
+    accepted = [validation("val_mtp_acceptance")] if logged("val_mtp_acceptance") else []
+    # With further terms in the loss, the cross-entropy is what a validation loss compares with.
+    loss = [train("cross_entropy" if logged("cross_entropy") else "loss", smooth=True), validation("val_loss")]
+    loads = [Series("busiest", points("expert_load_max"), "train"), Series("idlest", points("expert_load_min"), "validation")]
     return [
         line_chart("Bits per byte of text", bits, reference=reference, wide=True),
-        line_chart("Loss", [train("loss", smooth=True), validation("val_loss")], unit="nats/token"),
+        line_chart("Loss", loss, unit="nats/token"),
         line_chart("Learning rate", [train("learning_rate")]),
         line_chart("Norm of the gradient", [train("grad_norm", smooth=True)], unit="before clipping"),
         line_chart("Speed", [train("tokens_per_second")], unit="tokens/s", from_zero=True),
         line_chart("Share of the devices' peak", [train("mfu", scale=100)], unit="%", from_zero=True),
+        *([line_chart("Load of experts", loads, unit="of the mean", from_zero=True)] if logged("expert_load_max") else []),
         *(line_chart("Drafts of multi-token prediction accepted", [series], unit="share", from_zero=True) for series in accepted),
         line_chart("Waiting for data", [train("data_wait", scale=100)], unit="% of the time", from_zero=True),
     ]
