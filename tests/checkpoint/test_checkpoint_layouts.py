@@ -127,9 +127,9 @@ def test_layers_streamed_one_by_one_in_16_bits_restore_stacked(tmp_path, origina
     arrays = flatten(half)
     with StreamedWriter(tmp_path, step=0, abstract=single, meta={}) as writer:
         for name, slot in places.items():
-            writer.write(slot.name, slot.row, np.asarray(arrays[parts[name].name][parts[name].row]))
+            writer.write(slot.name, (slot.row,), np.asarray(arrays[parts[name].name][parts[name].row]))
         for name in set(single) - {slot.name for slot in places.values()}:
-            writer.write(name, None, np.asarray(arrays[name]))
+            writer.write(name, (), np.asarray(arrays[name]))
     got = CheckpointStore(tmp_path, readonly=True).restore_subtree(0, "weights", first.abstract())
     for got_leaf, want in zip(jax.tree.leaves(got), jax.tree.leaves(half), strict=True):
         assert got_leaf.dtype == jnp.float32
@@ -145,8 +145,8 @@ def test_layers_are_read_one_by_one_however_they_are_stacked(tmp_path, original)
     assert {path: info.shape for path, info in reader.arrays.items()} == {path: info.shape for path, info in wanted.items()}
     stored, arrays = layouts.slots(flatten(first.abstract())), flatten(weights)
     for name, slot in layouts.slots(wanted).items():
-        np.testing.assert_array_equal(reader.read(slot.name, slot.row), arrays[stored[name].name][stored[name].row])
-    np.testing.assert_array_equal(reader.read("embedding", None), arrays["embedding"])
+        np.testing.assert_array_equal(reader.read(slot.name, (slot.row,)), arrays[stored[name].name][stored[name].row])
+    np.testing.assert_array_equal(reader.read("embedding", ()), arrays["embedding"])
     with pytest.raises(CheckpointError, match=r"layers\.12\.[a-z_.]+: in the checkpoint, not in the model"):
         StreamedReader(tmp_path, abstract=flatten(model("one long pattern", 12).info))
 
