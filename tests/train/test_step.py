@@ -37,9 +37,14 @@ def weights() -> Any:
     return weights | {"norm": {"scale": jnp.ones(16)}}
 
 
+def _scale(decoder: Decoder) -> jax.Array:
+    norm: Any = decoder.norm
+    return norm.scale[...]
+
+
 def _given(decoder: Decoder, batch: Batch, key: jax.Array) -> Measured:
     """A loss whose tokens' values are in the batch, times a parameter that is 1."""
-    total = jnp.sum(batch["mask"] * batch["value"]) * decoder.norm.scale[...][0]
+    total = jnp.sum(batch["mask"] * batch["value"]) * _scale(decoder)[0]
     tokens = jnp.sum(batch["mask"])
     return Measured({"cross_entropy": Term(total, tokens)}, {"nll": total, "tokens": tokens, "bytes": tokens})
 
@@ -109,7 +114,7 @@ def test_an_auxiliary_term_keeps_its_own_denominator(weights: Any, weight: float
     def measure(decoder: Decoder, batch: Batch, key: jax.Array) -> Measured:
         measured = _given(decoder, batch, key)
         rows = jnp.sum(batch["rows"])
-        return Measured(measured.terms | {"balance": Term(jnp.sum(batch["rows"]) * decoder.norm.scale[...][1], rows)}, measured.counts)
+        return Measured(measured.terms | {"balance": Term(jnp.sum(batch["rows"]) * _scale(decoder)[1], rows)}, measured.counts)
 
     trained = [[1.0 if column < 3 * row else None for column in range(128)] for row in range(8)]
     batch = _values(trained) | {"rows": np.arange(1, 9, dtype=np.float32)}
