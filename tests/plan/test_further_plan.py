@@ -78,6 +78,7 @@ def test_training_holds_it_and_generating_does_not():
 def test_the_published_number_of_parameters_is_of_the_model_without_it():
     for layers in (0, 1):
         config = _run(mtp_layers=layers)
-        published = Model(_run(mtp_layers=0).model.spec()).parameter_count
-        config = config.model_copy(update={"model": config.model.model_copy(update={"published_parameters": published})})
+        without = Model(_run(mtp_layers=0).model.spec())
+        published = {"published_parameters": without.parameter_count, "published_active_parameters": without.active_parameters}
+        config = config.model_copy(update={"model": config.model.model_copy(update=published)})
         assert parameter_count.measure(Subject("of a test", config, tiny=False)) == 0

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import tiny
 
-from telamon.config.schema import ModelConfig, OptimizerConfig, RampStage
+from telamon.config.schema import OptimizerConfig, RampStage
 from telamon.errors import ConfigError
+from telamon.models.mixture import MixtureSizes
 from telamon.plan import saved
 from telamon.plan.saved import Header, load_programs, save_programs, step_rows, uncached
 from telamon.train.job import Job, make_job
@@ -177,7 +178,7 @@ def test_every_setting_that_is_left_out_of_the_comparison_exists():
 
 
 def _fields(section: str) -> set[str]:
-    return set(ModelConfig.model_fields) if section == "model" else set(type(tiny.run().train).model_fields)
+    return set(MixtureSizes.model_fields) if section == "model" else set(type(tiny.run().train).model_fields)
 
 
 @pytest.mark.parametrize("cut", [1, 10, 1000])
