@@ -9,10 +9,10 @@ What is stored (weights, moments, batch) is exact. What a step makes is a peak o
 4. the update: all gradients, once more where they are clipped, and what comes from the host's memory.
 
 With microbatches the sum of their gradients stands beside the first three. A block's and the loss's own needs are read from
-their jaxprs (see `plan.working_set`), and what a mixture's experts take on a mesh from theirs (see `plan.mixtures`). Of TPUs and GPUs that are known, three things are taken to hold: attention is a kernel
-that keeps no scores in memory, unless `train.attention=chunked` says otherwise; all layers' weights are there in the type of
-activations too, for the compiler casts them once, before its loop over layers; and on TPUs the loss takes the head in blocks.
-What allocators lose is not counted.
+their jaxprs (see `plan.working_set`), and what a mixture's experts take on a mesh from theirs (see `plan.mixtures`). Of TPUs and
+GPUs that are known, three things are taken to hold: attention is a kernel that keeps no scores in memory, unless
+`train.attention=chunked` says otherwise; all layers' weights are there in the type of activations too, for the compiler casts them
+once, before its loop over layers; and on TPUs the loss takes the head in blocks. What allocators lose is not counted.
 """
 
 import functools
