@@ -5,10 +5,10 @@ from typing import Any
 import jax
 
 from telamon.kernels import cross_entropy as chunked
-from telamon.kernels import cross_entropy_tpu
+from telamon.kernels import cross_entropy_tpu, picks
 from telamon.kernels.cross_entropy import CrossEntropy
 from telamon.kernels.cross_entropy_tpu import Request
-from telamon.kernels.picks import Pick, first_that_serves
+from telamon.kernels.picks import Pick
 from telamon.parallel.target import target
 
 _REFUSALS: dict[str, Any] = {"tokamax": cross_entropy_tpu.refusal, "chunked": lambda request: None}
@@ -18,10 +18,8 @@ PLATFORMS: dict[str, tuple[str, ...]] = {"tpu": ("tokamax", "chunked"), "gpu": (
 
 
 def choose(request: Request, wanted: str = "auto") -> Pick:
-    """The path for a request; see `telamon.kernels.attention.pick.choose`."""
-    platform = request.target.platform
-    refusals = {name: _REFUSALS[name] for name in PLATFORMS.get(platform, ("chunked",))}
-    return first_that_serves("loss", refusals, request, wanted=wanted, platform=platform)
+    """The path for a request; see `telamon.kernels.picks.choose`."""
+    return picks.choose("loss", _REFUSALS, PLATFORMS, request, wanted=wanted)
 
 
 def cross_entropy(

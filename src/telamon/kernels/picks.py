@@ -4,13 +4,24 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Protocol
 
 from telamon.errors import ConfigError
+from telamon.parallel.target import Target
 
 OPTIONS = {"attention": "train.attention", "loss": "train.loss", "experts": "train.experts.path"}
 """For each operation, the option that names a path."""
 
 _NOTES: ContextVar[list["Pick"] | None] = ContextVar("picks", default=None)
+
+
+class Asked(Protocol):
+    """What is asked of an operation."""
+
+    @property
+    def target(self) -> Target:
+        """The devices that it is for."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,31 @@ def noted() -> Iterator[list[Pick]]:
         yield notes
     finally:
         _NOTES.reset(token)
+
+
+def on_platform(platforms: Mapping[str, tuple[str, ...]], platform: str) -> tuple[str, ...]:
+    """An operation's paths on a platform, in the order in which `auto` tries them; on one that it does not name, those of a CPU."""
+    return platforms.get(platform, platforms["cpu"])
+
+
+def choose[R: Asked](
+    operation: str, refusals: Mapping[str, Callable[[R], str | None]], platforms: Mapping[str, tuple[str, ...]], request: R, *, wanted: str
+) -> Pick:
+    """The path for a request on the platform that it is for.
+
+    Args:
+        operation: what is computed, as in `Pick`.
+        refusals: for each path what says why it refuses a request (None: it serves).
+        platforms: for each platform its paths, in the order in which `auto` tries them.
+        request: what is asked, and of which device.
+        wanted: a path by name, or `auto`.
+
+    Raises:
+        ConfigError: the named path refuses, or none serves; with each reason.
+    """
+    platform = request.target.platform
+    paths = {name: refusals[name] for name in on_platform(platforms, platform)}
+    return first_that_serves(operation, paths, request, wanted=wanted, platform=platform)
 
 
 def first_that_serves[R](operation: str, paths: Mapping[str, Callable[[R], str | None]], request: R, *, wanted: str, platform: str) -> Pick:

@@ -196,9 +196,9 @@ def numerics(config: RunConfig) -> Numerics:
 def check_paths(config: RunConfig, platform: str) -> None:
     """Raise ConfigError where the run names a path of attention, of the loss or of experts that a platform does not have."""
     how = config.train
-    picks.check_name("attention", attention_pick.PLATFORMS.get(platform, ("chunked",)), wanted=how.attention, platform=platform)
-    picks.check_name("loss", cross_entropy_pick.PLATFORMS.get(platform, ("chunked",)), wanted=how.loss, platform=platform)
-    grouped = experts_kernels.PLATFORMS.get(platform, ("blocked", "ragged_dot"))
+    picks.check_name("attention", picks.on_platform(attention_pick.PLATFORMS, platform), wanted=how.attention, platform=platform)
+    picks.check_name("loss", picks.on_platform(cross_entropy_pick.PLATFORMS, platform), wanted=how.loss, platform=platform)
+    grouped = picks.on_platform(experts_kernels.PLATFORMS, platform)
     picks.check_name("experts", (*grouped, "capacity", "dense"), wanted=how.experts.path, platform=platform)
 
 

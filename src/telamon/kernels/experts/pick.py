@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from telamon.kernels import picks
 from telamon.kernels.experts import blocked, grouped_tokamax, ragged_dot
 from telamon.kernels.experts.rule import Request
-from telamon.kernels.picks import Pick, first_that_serves
+from telamon.kernels.picks import Pick
 
 __all__ = ["PATHS", "PLATFORMS", "Pick", "Request", "choose"]
 
@@ -36,15 +37,5 @@ PLATFORMS: dict[str, tuple[str, ...]] = {
 
 
 def choose(request: Request, wanted: str = "auto") -> Pick:
-    """The path for a request.
-
-    Args:
-        request: what is asked, and of which device.
-        wanted: a path by name, or `auto`.
-
-    Raises:
-        ConfigError: the named path refuses, or none serves; with each reason.
-    """
-    order = PLATFORMS.get(request.target.platform, ("blocked", "ragged_dot"))
-    refusals = {name: PATHS[name].refusal for name in order}
-    return first_that_serves("experts", refusals, request, wanted=wanted, platform=request.target.platform)
+    """The path for a request; see `telamon.kernels.picks.choose`."""
+    return picks.choose("experts", {name: path.refusal for name, path in PATHS.items()}, PLATFORMS, request, wanted=wanted)
