@@ -19,7 +19,8 @@ from telamon.models.deepseek import DeepseekV3Config
 from telamon.models.weights import Model, flatten
 from telamon.train.balance import load_metrics, moved_biases
 from telamon.train.job import make_job
-from telamon.train.loss import Batch, language_model_loss
+from telamon.train.loss import language_model_loss
+from telamon.train.placement import Batch
 from telamon.train.step import gradient, summarise
 
 SIZES: dict[str, Any] = {"n_experts": 4, "top_k": 2, "d_ff": 24, "d_model": 16, "n_layers": 2}

@@ -22,7 +22,8 @@ from telamon.models.weights import Model, Weights, flatten
 from telamon.parallel.mesh import build_mesh
 from telamon.parallel.rules import batch_sharding
 from telamon.train.evaluation import evaluate
-from telamon.train.loss import Batch, Loss, Measured, Term, language_model_loss
+from telamon.train.loss import Loss, Measured, Term, language_model_loss
+from telamon.train.placement import Batch
 from telamon.train.step import eval_step, gradient, split_microbatches, summarise
 
 MODEL = tiny.model(d_model=16, d_ff=24, n_layers=1)

@@ -33,11 +33,6 @@ def dispatch(x_MD: jax.Array, by: By) -> jax.Array:
     return _dispatched(x_MD, by, len(by.order) // len(x_MD))
 
 
-def collect(rows_RD: jax.Array, by: By, choices: int) -> jax.Array:
-    """[R, D] -> the rows of each token's `choices` [M, X, D]."""
-    return _collected(rows_RD, by, choices)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _dispatched(x_MD: jax.Array, by: By, X: int) -> jax.Array:
     return x_MD[by.order // X]
@@ -56,16 +51,17 @@ _dispatched.defvjp(_dispatch_forward, _dispatch_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _collected(rows_RD: jax.Array, by: By, X: int) -> jax.Array:
+def collect(rows_RD: jax.Array, by: By, X: int) -> jax.Array:
+    """[R, D] -> the rows of each token's X choices [M, X, D]."""
     return rows_RD[by.inverse].reshape(-1, X, rows_RD.shape[-1])
 
 
 def _collect_forward(rows_RD: jax.Array, by: By, X: int) -> tuple[jax.Array, By]:
-    return _collected(rows_RD, by, X), by
+    return collect(rows_RD, by, X), by
 
 
 def _collect_backward(X: int, by: By, d_MXD: jax.Array) -> tuple[jax.Array, None]:
     return d_MXD.reshape(-1, d_MXD.shape[-1])[by.order], None
 
 
-_collected.defvjp(_collect_forward, _collect_backward)
+collect.defvjp(_collect_forward, _collect_backward)

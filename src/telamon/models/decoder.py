@@ -142,11 +142,8 @@ class Stack(nnx.Module):
         if numerics.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT_POLICIES[numerics.remat], prevent_cse=False)
         (stream, cache), aux = jax.lax.scan(layer, (stream, cache), (jnp.arange(self.repeats), weights))
-        return (
-            stream,
-            cache,
-            {name: term if isinstance(term, Load) else jax.tree.map(lambda x: jnp.sum(x, 0), term) for name, term in aux.items()},
-        )
+        summed = {name: term if isinstance(term, Load) else jax.tree.map(lambda x: jnp.sum(x, 0), term) for name, term in aux.items()}
+        return stream, cache, summed
 
 
 class Decoder(nnx.Module):

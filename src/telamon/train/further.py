@@ -5,7 +5,6 @@ as the next one of place i + k, and i + k is in the document of i: so never acro
 """
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -16,8 +15,7 @@ from telamon.kernels.cross_entropy import most_likely
 from telamon.kernels.cross_entropy_pick import cross_entropy
 from telamon.models.decoder import Decoder, Further
 from telamon.models.mtp import follows, later
-
-Batch = Mapping[str, jax.Array]
+from telamon.train.placement import Batch
 
 ACCEPTED, DRAFTED = "mtp_accepted_", "mtp_drafted_"
 """Beginnings of the names of counts; a depth's number follows."""

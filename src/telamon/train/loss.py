@@ -17,9 +17,7 @@ from telamon.kernels.cross_entropy_pick import cross_entropy
 from telamon.layers.parts import Load
 from telamon.models.decoder import Decoder, add_aux
 from telamon.train.further import Ahead
-
-Batch = Mapping[str, jax.Array]
-"""tokens, targets, mask, segments, positions and bytes, each [B, T] (see `telamon.data`)."""
+from telamon.train.placement import Batch
 
 
 class Term(NamedTuple):
@@ -114,8 +112,9 @@ def balance_term(loads: Mapping[str, Load], whole: Mapping[str, Load]) -> Term:
         fraction = jax.lax.stop_gradient(whole.counts / jnp.maximum(whole.tokens, 1.0)[..., None])
         return load.counts.shape[-1] * jnp.sum(fraction * load.probabilities)
 
-    zero = jnp.zeros((), jnp.float32)
-    return Term(
-        sum((product(load, whole[path]) for path, load in loads.items()), zero),
-        sum((jnp.sum(load.tokens) for load in whole.values()), zero),
-    )
+    return Term(sum((product(load, whole[path]) for path, load in loads.items()), jnp.zeros((), jnp.float32)), tokens_of(whole))
+
+
+def tokens_of(loads: Mapping[str, Load]) -> jax.Array:
+    """Tokens counted, once for each layer."""
+    return sum((jnp.sum(load.tokens) for load in loads.values()), jnp.zeros((), jnp.float32))

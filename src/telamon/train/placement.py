@@ -7,7 +7,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from telamon.parallel.rules import batch_sharding
-from telamon.train.loss import Batch
+
+Batch = Mapping[str, jax.Array]
+"""tokens, targets, mask, segments, positions and bytes, each [B, T] (see `telamon.data`)."""
 
 LEAVES = {"tokens": np.int32, "targets": np.int32, "mask": np.float32, "segments": np.int32, "positions": np.int32, "bytes": np.int32}
 """Arrays of a batch, [B, T] each, and their types. `bytes` is the text that each trained target stands for."""

@@ -11,7 +11,8 @@ from telamon.layers.parts import Load
 from telamon.models.weights import Model, Weights
 from telamon.parallel.rules import constrain
 from telamon.train.balance import load_metrics, moved_biases
-from telamon.train.loss import Batch, Loss, Measured, Term, balance_term
+from telamon.train.loss import Loss, Measured, Term, balance_term, tokens_of
+from telamon.train.placement import Batch
 from telamon.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -86,8 +87,8 @@ def _objective_gradient(
             balance = balance_term(measured.loads, loads)
             total += loss.weight("balance") * divide(*balance)
             # The denominator is of the whole step; of the measured terms each microbatch adds its own.
-            own = sum((jnp.sum(load.tokens) for load in measured.loads.values()), jnp.zeros((), jnp.float32))
-            measured = measured._replace(terms=measured.terms | {"balance": Term(balance.sum, own)})
+            own = Term(balance.sum, tokens_of(measured.loads))
+            measured = measured._replace(terms=measured.terms | {"balance": own})
         return total, measured
 
     grads, measured = jax.grad(objective, has_aux=True)(weights)
