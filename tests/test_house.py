@@ -56,6 +56,12 @@ def test_files_stay_short() -> None:
     assert not long
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Pytest imports them by their names alone, and refuses the second."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_source_names_no_torch() -> None:
     assert not [str(f.relative_to(ROOT)) for f in SOURCES if re.search(r"\btorch\b", f.read_text())]
 
